@@ -1,0 +1,36 @@
+"""Errors in the user's words. Every error that weft raises on purpose derives from `WeftError`."""
+
+
+class WeftError(Exception):
+    """Base of all errors that weft raises on purpose.
+
+    >>> import weft
+    >>> issubclass(weft.StructureError, weft.WeftError)
+    True
+    """
+
+
+class StructureError(WeftError):
+    """The structure of an example cannot be computed: a cycle, a missing field, empty where something is needed."""
+
+
+class MissingKey(WeftError, KeyError):
+    """A key or field that a model reads does not exist."""
+
+    __str__ = Exception.__str__
+
+
+class TypeMismatch(WeftError, TypeError):
+    """A value of one kind came where another kind was expected."""
+
+
+class ShapeError(WeftError, ValueError, RuntimeError):
+    """A tensor of one shape, dtype or length came where another was expected."""
+
+
+class TraceError(WeftError):
+    """Something that cannot be recorded or batched; the message says the way out."""
+
+
+class FallbackWarning(UserWarning):
+    """A cell runs by a slower way of batching than it could; the message names it and says why."""
