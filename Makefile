@@ -1,0 +1,35 @@
+# From a fresh clone: `make demo`, `make test`, `make bench` and `make lint` each work alone.
+# The first of them makes .venv; later ones reuse it until pyproject.toml or constraints.txt change.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test bench lint format clean
+
+demo: $(READY)
+	$(BIN)/weft demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+bench: $(READY)
+	$(BIN)/weft bench
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html
+
+# Some systems ship Python without ensurepip: there the pip that is installed fills the environment from outside.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv || $(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
