@@ -39,9 +39,21 @@ def levels(ptr: Ints, src: Ints, member: Bools | None = None) -> Ints:
     >>> levels(np.array([0, 0, 0, 2, 4], np.int32), np.array([0, 1, 2, 0], np.int32)).tolist()
     [0, 0, 1, 2]
     """
-    ptr, src = _between_members(ptr, src, member)
-    readers_ptr, readers = consumers(ptr, src)
-    return _peel(readers_ptr, readers, np.diff(ptr), ptr, src)
+    ptr, src = between_members(ptr, src, member)
+    return _peel(*consumers(ptr, src), np.diff(ptr), ptr, src)
+
+
+def levels_within(ptr: Ints, src: Ints, label: Ints) -> Ints:
+    """Levels of every labelled group of nodes in one pass: only edges between two nodes of the same label count.
+
+    >>> import numpy as np
+    >>> chain = np.array([0, 0, 1, 2, 3], np.int32), np.array([0, 1, 2], np.int32)
+    >>> levels_within(*chain, np.array([7, 7, 8, 8], np.int32)).tolist()
+    [0, 1, 0, 1]
+    """
+    keep = (src >= 0) & (label[src] == np.repeat(label, np.diff(ptr)))
+    ptr, src = offsets(keep)[ptr], src[keep]
+    return _peel(*consumers(ptr, src), np.diff(ptr), ptr, src)
 
 
 def colevels(ptr: Ints, src: Ints, member: Bools | None = None) -> Ints:
@@ -51,7 +63,7 @@ def colevels(ptr: Ints, src: Ints, member: Bools | None = None) -> Ints:
     >>> colevels(np.array([0, 0, 0, 2, 4], np.int32), np.array([0, 1, 2, 0], np.int32)).tolist()
     [2, 2, 1, 0]
     """
-    ptr, src = _between_members(ptr, src, member)
+    ptr, src = between_members(ptr, src, member)
     pending = np.bincount(src, minlength=len(ptr) - 1).astype(np.int32)
     return _peel(ptr, src, pending, ptr, src)
 
@@ -69,16 +81,17 @@ def consumers(ptr: Ints, src: Ints) -> tuple[Ints, Ints]:
     filled = src >= 0
     if not filled.all():
         reader, src = reader[filled], src[filled]
-    return _offsets(np.bincount(src, minlength=nodes)), reader[_stable_order(src, nodes)]
+    return offsets(np.bincount(src, minlength=nodes)), reader[stable_order(src, nodes)]
 
 
-def _offsets(counts: npt.NDArray[np.generic]) -> Ints:
+def offsets(counts: npt.NDArray[np.generic]) -> Ints:
+    """Where each of consecutive runs of these lengths starts, and where the last ends."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
-def _stable_order(keys: Ints, bound: int) -> npt.NDArray[np.int64]:
+def stable_order(keys: Ints, bound: int) -> npt.NDArray[np.int64]:
     """Stable argsort of keys in [0, bound): numpy sorts 16-bit keys by radix, so larger ones go in two 16-bit halves."""
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     if bound > 1 << 16:
@@ -86,7 +99,7 @@ def _stable_order(keys: Ints, bound: int) -> npt.NDArray[np.int64]:
     return order
 
 
-def _between_members(ptr: Ints, src: Ints, member: Bools | None) -> tuple[Ints, Ints]:
+def between_members(ptr: Ints, src: Ints, member: Bools | None) -> tuple[Ints, Ints]:
     """The same arguments without empty ones and, given `member`, without edges that leave or enter the members."""
     keep = src >= 0
     if member is not None:
@@ -94,7 +107,7 @@ def _between_members(ptr: Ints, src: Ints, member: Bools | None) -> tuple[Ints, 
         keep &= np.repeat(member, np.diff(ptr))
     if keep.all():
         return ptr, src
-    return _offsets(keep)[ptr], src[keep]
+    return offsets(keep)[ptr], src[keep]
 
 
 def _peel(ptr: Ints, dst: Ints, pending: Ints, argument_ptr: Ints, arguments: Ints) -> Ints:
@@ -108,7 +121,7 @@ def _peel(ptr: Ints, dst: Ints, pending: Ints, argument_ptr: Ints, arguments: In
         if len(frontier) > NARROW:
             peeled += len(frontier)
             depth += 1
-            frontier = _wide_round(frontier, ptr, dst, pending, place)
+            frontier = count_down(frontier, ptr, dst, pending, place)
             level[frontier] = depth
         else:
             frontier, count, depth = _narrow_rounds(frontier, ptr, dst, pending, level, depth)
@@ -118,7 +131,7 @@ def _peel(ptr: Ints, dst: Ints, pending: Ints, argument_ptr: Ints, arguments: In
     return level
 
 
-def _wide_round(frontier: Indices, ptr: Ints, dst: Ints, pending: Ints, place: Ints) -> Indices:
+def count_down(frontier: Indices, ptr: Ints, dst: Ints, pending: Ints, place: Ints) -> Indices:
     """Count down what the frontier leads to, all at once; returns what became ready, each node once."""
     start = ptr[frontier]
     count = ptr[frontier + 1] - start
@@ -155,7 +168,7 @@ def _narrow_rounds(frontier: Indices, ptr: Ints, dst: Ints, pending: Ints, level
 
 def _find_cycle(ptr: Ints, src: Ints, stuck: Bools) -> list[int]:
     """A cycle among the stuck nodes, as short as any through the node where a plain walk closes; each gathers the next."""
-    ptr, src = _between_members(ptr, src, stuck)
+    ptr, src = between_members(ptr, src, stuck)
     itself = np.flatnonzero(np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)) == src)
     if len(itself):
         return [int(src[itself[0]])]
@@ -197,6 +210,5 @@ def _cycle_message(cycle: list[int]) -> str:
     arrows = [start, *rest]
     if len(cycle) > 6:
         arrows = [*arrows[:3], "...", *arrows[-2:]]
-        words = [*words[:2], "...", words[-1]]
-        return f"cycle of {len(cycle)}: {' -> '.join(arrows)} ({', '.join(words)})"
+        words = [f"{len(cycle)} vertices: {words[0]}", words[1], "...", words[-1]]
     return f"cycle: {' -> '.join(arrows)} ({', '.join(words)})"
