@@ -1,0 +1,93 @@
+"""The `weft` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import weft
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    >>> main(["explain", "missing.py:example"])
+    weft explain: there is no file missing.py
+    2
+    """
+    options = _parser().parse_args(arguments)
+    status: int = options.run(options)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="weft", description="Batched execution of networks over trees and graphs.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train a tree network, compare, time, explain, write a report page")
+    demo.add_argument("--out", type=Path, default=Path("report.html"), help="where the report page goes (default: %(default)s)")
+    demo.add_argument("--quick", action="store_true", help="a few seconds: too short to learn much")
+    demo.set_defaults(run=_demo)
+
+    bench = commands.add_parser("bench", help="time the papers' workloads beside the alternatives on this machine")
+    bench.add_argument("names", nargs="*", metavar="NAME", help="workloads (default: all)")
+    bench.set_defaults(run=_bench)
+
+    explain = commands.add_parser("explain", help="show how a model would run on an example")
+    explain.add_argument("target", metavar="FILE.py:NAME", help="a function without arguments that returns (model, *inputs)")
+    explain.set_defaults(run=_explain)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from weft.demo import Settings, run
+
+    run(Settings.quick() if options.quick else Settings(), options.out, Console())
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    checkout = Path(__file__).parents[2]
+    if not (checkout / "benchmarks" / "__main__.py").exists():
+        return _fail("bench", "the benchmarks are part of the source checkout; run it from there, with weft installed in place")
+    return subprocess.run([sys.executable, "-m", "benchmarks", *options.names], cwd=checkout, check=False).returncode
+
+
+def _explain(options: argparse.Namespace) -> int:
+    file, _, name = options.target.rpartition(":")
+    if not file:
+        return _fail("explain", f"expected FILE.py:NAME, got {options.target}")
+    if not Path(file).is_file():
+        return _fail("explain", f"there is no file {file}")
+    module = _load(Path(file))
+    if not callable(getattr(module, name, None)):
+        return _fail("explain", f"{file} has no function {name}")
+    model, *inputs = getattr(module, name)()
+    print(weft.plan(model, *inputs).explain())
+    return 0
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"weft explain: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _fail(command: str, message: str) -> int:
+    print(f"weft {command}: {message}")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
