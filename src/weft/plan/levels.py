@@ -10,8 +10,8 @@ round in which a node goes is its level. What never becomes ready is on a cycle 
     level 0      0   1   2
 
 Cost: O(nodes + edges). A wide round is a handful of numpy calls; narrow rounds (a chain has one node in each) are walked
-in plain Python over the same memory, because a numpy call costs as much as some forty nodes walked. It loses to a compiled
-loop by about ten times on graphs that are both deep and narrow; levels of an example are therefore worth keeping.
+in plain Python over the same memory, because a round in numpy costs as much as some forty nodes walked. It loses on graphs
+that are deep and narrow, several times the cost per node of wide ones: the levels of an example are worth keeping.
 """
 
 from __future__ import annotations
@@ -167,7 +167,10 @@ def _narrow_rounds(frontier: Indices, ptr: Ints, dst: Ints, pending: Ints, level
 
 
 def _find_cycle(ptr: Ints, src: Ints, stuck: Bools) -> list[int]:
-    """A cycle among the stuck nodes, as short as any through the node where a plain walk closes; each gathers the next."""
+    """A cycle among the stuck nodes, from its lowest on, each gathers the next.
+
+    It is as short as any through the node at which a plain walk first comes back to where it was.
+    """
     ptr, src = between_members(ptr, src, stuck)
     itself = np.flatnonzero(np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)) == src)
     if len(itself):
@@ -179,7 +182,9 @@ def _find_cycle(ptr: Ints, src: Ints, stuck: Bools) -> list[int]:
     while node not in seen:
         seen.add(node)
         node = int(walk_to[walk_ptr[node]])
-    return _shortest_round_trip(node, ptr.tolist(), src.tolist())
+    cycle = _shortest_round_trip(node, ptr.tolist(), src.tolist())
+    lowest = cycle.index(min(cycle))
+    return cycle[lowest:] + cycle[:lowest]
 
 
 def _shortest_round_trip(home: int, ptr: list[int], src: list[int]) -> list[int]:
