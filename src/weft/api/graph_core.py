@@ -1,0 +1,147 @@
+"""What a graph holds, base graph or batch, and what makes two of them equal. `graph.py` has the ways to make one."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from weft.api import graph_parts as merging
+from weft.api.graph_build import Arrays, Ints, Types, freeze
+from weft.api.graph_check import check_size
+from weft.errors import StructureError
+from weft.plan.levels import levels
+from weft.plan.levels import offsets as offsets_from
+
+
+class GraphCore:
+    """Flat arrays of one base graph, or of a batch, whose arrays are merged from its parts when first read."""
+
+    num_vertices: int
+    type_names: tuple[str, ...] | None
+    device: torch.device | None
+    cache: dict[Any, Any]
+    _parts: tuple[Self, ...] | None
+
+    def _set_base(self, arrays: Arrays, types: Types, labels: list[Any] | None) -> None:
+        self._parts, self.device, self.cache = None, None, {}
+        self._arrays, self._types = arrays, types
+        self.num_vertices = len(arrays.offsets) - 1
+        self.type_names = types.names
+        self.labels = labels
+
+    def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None) -> None:
+        self._parts, self.device, self.cache = parts, device, {}
+        sizes = np.fromiter([part.num_vertices for part in parts], np.int64, len(parts))
+        self.num_vertices = int(sizes.sum())
+        check_size(self.num_vertices, 0)
+        self.part_offsets = freeze(offsets_from(sizes))
+        self.type_names = merging.common_type_names(parts)
+
+    @property
+    def parts(self) -> tuple[Self, ...]:
+        """The base graphs in order; a base graph is its own only part."""
+        return (self,) if self._parts is None else self._parts
+
+    @property
+    def num_graphs(self) -> int:
+        """How many base graphs; one that is a forest is still one graph."""
+        return len(self.parts)
+
+    @cached_property
+    def part_offsets(self) -> Ints:
+        """Where each part's vertices start, and where the last one's end."""
+        return freeze(np.array([0, self.num_vertices]))
+
+    @cached_property
+    def _arrays(self) -> Arrays:
+        return merging.merge_arrays(self.parts, self.part_offsets)
+
+    @cached_property
+    def children(self) -> Ints:
+        """The children of all vertices, slot after slot; -1 is an empty slot."""
+        return self._arrays.children
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """Vertex v has the slots `offsets[v]` up to `offsets[v + 1]`."""
+        return self._arrays.offsets
+
+    @cached_property
+    def edge_rows(self) -> Ints:
+        """The number of the edge in each slot, counted as the constructor got the edges; -1 at an empty slot."""
+        return self._arrays.edge_rows
+
+    @cached_property
+    def num_edges(self) -> int:
+        """How many slots are not empty."""
+        if self._parts is not None:
+            return sum([part.num_edges for part in self._parts])
+        return int(np.count_nonzero(self.children >= 0))
+
+    @cached_property
+    def _types(self) -> Types:
+        return merging.merge_types(self.parts, self.type_names)
+
+    @cached_property
+    def type_ids(self) -> Ints | None:
+        """The type of every vertex, as an index into `type_names` where types were given as names."""
+        return self._types.ids
+
+    @cached_property
+    def labels(self) -> list[Any] | None:
+        """What `from_nltk` found at every vertex; None where a graph has other origins."""
+        every = [part.labels for part in self.parts]
+        known = [labels for labels in every if labels is not None]
+        return [label for labels in known for label in labels] if every and len(known) == len(every) else None
+
+    @cached_property
+    def _depth(self) -> Ints:
+        try:
+            return freeze(levels(self.offsets, self.children))
+        except StructureError:
+            for i, part in enumerate(self._parts or ()):
+                try:
+                    levels(part.offsets, part.children)
+                except StructureError as error:
+                    raise StructureError(f"graph {i} of {self.num_graphs}: {error}") from None
+            raise
+
+    @cached_property
+    def key(self) -> bytes:
+        """A digest of structure, edge order and types; that of a batch is made from those of its parts."""
+        if self._parts is not None:
+            return blake2b(b"".join([part.key for part in self._parts]), digest_size=16, person=b"batch").digest()
+        header = (self.num_vertices, len(self.children), self.type_ids is not None, self.type_names)
+        digest = blake2b(repr(header).encode(), digest_size=16, person=b"graph")
+        for array in (*self._arrays, self.type_ids):
+            if array is not None:
+                digest.update(array.data)
+        return digest.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, GraphCore) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(vertices={self.num_vertices}, edges={self.num_edges}, graphs={self.num_graphs})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._parts is not None:
+            return {"parts": self._parts, "device": self.device}
+        return {"arrays": self._arrays, "types": self._types, "labels": self.labels, "device": self.device}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "parts" in state:
+            self._set_batch(state["parts"], state["device"])
+            return
+        # Copied and unpickled arrays come back writeable.
+        ids, names = state["types"]
+        types = Types(None if ids is None else freeze(ids), names)
+        self._set_base(Arrays(*map(freeze, state["arrays"])), types, state["labels"])
+        self.device = state["device"]

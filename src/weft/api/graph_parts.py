@@ -1,0 +1,128 @@
+"""A batch of graphs as one graph, and its rows as one piece per graph: concatenation and offsets, no Python per vertex."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from weft.api.graph_build import Arrays, Ints, Types, freeze
+from weft.api.graph_check import check_size, show
+from weft.errors import ShapeError, StructureError, TypeMismatch
+from weft.plan.levels import offsets as offsets_from
+
+if TYPE_CHECKING:
+    from weft.api.graph_core import GraphCore
+
+G = TypeVar("G", bound="GraphCore")
+
+
+def as_list(graphs: Iterable[G]) -> list[G]:
+    """The graphs to batch, from any iterable."""
+    try:
+        return list(graphs)
+    except TypeError:
+        raise TypeMismatch(f"Graph.batch: expected a list of graphs, came {show(graphs)}") from None
+
+
+def base_parts(graphs: Sequence[G]) -> tuple[G, ...]:
+    """The base graphs that these graphs are made of; which item is not a graph is looked for only if one is not."""
+    try:
+        if [graph._parts for graph in graphs].count(None) == len(graphs):
+            return tuple(graphs)
+        return tuple([part for graph in graphs for part in graph.parts])
+    except AttributeError:
+        wrong = next(i for i, graph in enumerate(graphs) if not hasattr(graph, "_parts"))
+        raise TypeMismatch(f"Graph.batch: item {wrong}: expected a Graph, came {show(graphs[wrong])}") from None
+
+
+def common_device(graphs: Sequence[GraphCore]) -> torch.device | None:
+    """The device that the graphs were sent to; graphs that were sent nowhere follow the others."""
+    devices = {graph.device for graph in graphs}
+    devices.discard(None)
+    if len(devices) > 1:
+        first, second = sorted(map(str, devices))[:2]
+        raise StructureError(f"Graph.batch: expected graphs on one device, came {first} and {second}")
+    return devices.pop() if devices else None
+
+
+def merge_arrays(parts: Sequence[GraphCore], part_offsets: Ints) -> Arrays:
+    """The arrays of all parts as those of one graph: vertices, slots and edge rows each count on from part to part."""
+    if not parts:
+        return Arrays(freeze(np.empty(0)), freeze(np.zeros(1)), freeze(np.empty(0)))
+    children, offsets, edge_rows = (np.concatenate(column) for column in zip(*[part._arrays for part in parts], strict=True))
+    check_size(int(part_offsets[-1]), len(children))
+    # Each part has one offset more than vertices: its last is its number of slots, its first repeats the end before it.
+    first = part_offsets + np.arange(len(part_offsets), dtype=np.int32)
+    slots = offsets[first[1:] - 1]
+    slot_offsets = offsets_from(slots)
+    offsets += np.repeat(slot_offsets[:-1], np.diff(part_offsets) + 1)
+    keep = np.ones(len(offsets), dtype=bool)
+    keep[first[1:-1]] = False
+    filled = children >= 0
+    edge_offsets = slot_offsets if filled.all() else offsets_from(filled)[slot_offsets]
+    children += np.repeat(part_offsets[:-1], slots) * filled
+    edge_rows += np.repeat(edge_offsets[:-1], slots) * filled
+    return Arrays(freeze(children), freeze(offsets[keep]), freeze(edge_rows))
+
+
+def common_type_names(parts: Sequence[GraphCore]) -> tuple[str, ...] | None:
+    """The type names of all parts together, None where types are ids or absent; a mix of these raises."""
+    kinds = {part.type_names or part.type_ids is not None for part in parts}
+    if len(kinds) > 1:
+        # A graph without vertices goes with every kind of types.
+        kinds = {part.type_names or part.type_ids is not None for part in parts if part.num_vertices}
+    named = [kind for kind in kinds if isinstance(kind, tuple)]
+    if len(kinds) > 1 and len(named) < len(kinds):
+        _raise_mixed_types(parts)
+    return named[0] if len(named) == 1 else tuple(sorted(set().union(*named))) if named else None
+
+
+def _raise_mixed_types(parts: Sequence[GraphCore]) -> None:
+    words = {
+        "named types" if part.type_names else "no types" if part.type_ids is None else "type ids": i
+        for i, part in reversed(list(enumerate(parts)))
+        if part.num_vertices
+    }
+    (first, one), (second, two) = sorted(words.items(), key=lambda item: item[1])[:2]
+    raise StructureError(
+        "Graph.batch: expected all graphs with type ids, all with named types or all with no types, "
+        f"came graph {one} with {first} and graph {two} with {second}"
+    )
+
+
+def merge_types(parts: Sequence[GraphCore], names: tuple[str, ...] | None) -> Types:
+    """The types of all parts; where parts know different names, ids are counted anew in the names of all."""
+    typed = [part for part in parts if part.type_ids is not None and part.num_vertices]
+    if not typed:
+        return Types(None, None)
+    ids = np.concatenate([part.type_ids for part in typed if part.type_ids is not None])
+    if names is not None and any(part.type_names != names for part in typed):
+        kinds = list({part.type_names: None for part in typed})
+        table = np.zeros((len(kinds), len(names)), dtype=np.int32)
+        for row, kind in enumerate(kinds):
+            table[row, : len(kind or ())] = [names.index(name) for name in kind or ()]
+        which = [kinds.index(part.type_names) for part in typed]
+        ids = table[np.repeat(which, [part.num_vertices for part in typed]), ids]
+    return Types(freeze(ids), names)
+
+
+def split_rows(rows: Any, offsets: Ints) -> list[Any]:
+    """Rows [N, ...], or a nest of them, as one piece per graph; pieces are views."""
+    count = len(offsets) - 1
+    if isinstance(rows, Mapping):
+        columns = {key: split_rows(value, offsets) for key, value in rows.items()}
+        return [{key: column[i] for key, column in columns.items()} for i in range(count)]
+    if isinstance(rows, (list, tuple)):
+        pieces = [split_rows(value, offsets) for value in rows]
+        make = getattr(rows, "_make", type(rows))
+        return [make([piece[i] for piece in pieces]) for i in range(count)]
+    if not isinstance(rows, (torch.Tensor, np.ndarray)):
+        raise TypeMismatch(f"Graph.split: expected a tensor [{offsets[-1]}, ...] or a nest of them, came {show(rows)}")
+    if rows.ndim == 0 or len(rows) != offsets[-1]:
+        raise ShapeError(f"Graph.split: expected {offsets[-1]} rows, one per vertex, came shape {list(rows.shape)}")
+    if isinstance(rows, np.ndarray):
+        return np.split(rows, offsets[1:-1]) if count else []
+    return list(torch.split(rows, np.diff(offsets).tolist()))
