@@ -1,0 +1,151 @@
+"""What a cell's code reaches besides its arguments: tensors are looked up at every call, plain settings are guarded.
+
+A trace holds for as long as nothing that the code reads has changed. Tensors (parameters, buffers, attributes, closure and
+global variables) become inputs of the trace and are fetched anew at each call. Numbers, flags and strings are compared; where one
+differs, the cell is traced again.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class _Closure:
+    """A closure variable, read like a dictionary entry."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __getitem__(self, _: str) -> Any:
+        return self.cell.cell_contents
+
+
+Place = tuple[Any, Any]
+"""A container and a key: `container[key]` is the current value."""
+
+
+def fetch(place: Place) -> Any:
+    container, key = place
+    try:
+        return container[key]
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+@dataclass
+class Surroundings:
+    """Every place that the code of some modules and functions may read from."""
+
+    tensors: list[Place] = field(default_factory=list)
+    settings: list[Place] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
+
+    def add(self, *roots: Any) -> Surroundings:
+        pending = list(roots)
+        while pending:
+            root = pending.pop()
+            if id(root) in self._seen:
+                continue
+            self._seen.add(id(root))
+            if isinstance(root, nn.Module):
+                pending.extend(self._module(root))
+            elif isinstance(root, types.FunctionType):
+                pending.extend(self._function(root))
+            elif isinstance(root, types.MethodType):
+                pending.extend((root.__func__, root.__self__))
+        return self
+
+    def place_of(self, tensor: Tensor) -> Place | None:
+        return next((place for place in self.tensors if fetch(place) is tensor), None)
+
+    def _module(self, module: nn.Module) -> Iterator[Any]:
+        self.modules.append(module)
+        yield from (child for child in module._modules.values() if child is not None)
+        for container in (module._parameters, module._buffers, module.__dict__):
+            for key in container:
+                if key not in ("_parameters", "_buffers", "_modules"):
+                    yield from self._place((container, key))
+        for cls in type(module).__mro__:
+            if not cls.__module__.startswith("torch."):
+                yield from (member for member in vars(cls).values() if isinstance(member, types.FunctionType))
+
+    def _function(self, function: types.FunctionType) -> Iterator[Any]:
+        for cell in function.__closure__ or ():
+            yield from self._place((_Closure(cell), ""))
+        for container in (function.__kwdefaults__ or {}, dict(enumerate(function.__defaults__ or ()))):
+            for key in container:
+                yield from self._place((container, key))
+        for name in _names(function.__code__):
+            if name in function.__globals__:
+                yield from self._place((function.__globals__, name))
+
+    def _place(self, place: Place) -> Iterator[Any]:
+        value = fetch(place)
+        if isinstance(value, Tensor):
+            self.tensors.append(place)
+        elif _is_plain(value):
+            self.settings.append(place)
+        elif isinstance(value, list | tuple | dict) and len(value) < 64:
+            keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+            for key in keys:
+                if isinstance(value[key], Tensor):
+                    self.tensors.append((_Inside(place), key))
+                elif _is_plain(value[key]):
+                    self.settings.append((_Inside(place), key))
+        elif isinstance(value, nn.Module | types.FunctionType | types.MethodType) and not _from_torch(value):
+            yield value
+
+
+class _Inside:
+    """An entry of a list or dictionary that is itself found at a place."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def __getitem__(self, key: Any) -> Any:
+        value = fetch(self.place)
+        return None if value is None else value[key]
+
+
+def _from_torch(value: Any) -> bool:
+    return not isinstance(value, nn.Module) and str(getattr(value, "__module__", "")).startswith("torch")
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def hooked(modules: list[nn.Module]) -> nn.Module | None:
+    """The first module that carries forward or backward hooks."""
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return module
+    return None
+
+
+def snapshot(places: list[Place]) -> tuple[Any, ...]:
+    return tuple([fetch(place) for place in places])
+
+
+def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    """Equal, where NaN counts as equal to itself."""
+    return first == second or all(a is b or a == b or (a != a and b != b) for a, b in zip(first, second, strict=True))
+
+
+Code = Callable[..., Any]

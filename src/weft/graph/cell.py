@@ -1,0 +1,206 @@
+"""A cell: a static function of one vertex's tensors, traced once per signature, batched and differentiated once.
+
+`trace` runs the code twice over: once with single fake tensors, to see which inputs it asks for, which outside tensors it
+uses and what it returns; then, for two pairs of row counts, as the vector-Jacobian product of the vmapped code. The two graphs
+become one `Tape` with inputs and outputs by name:
+
+    inputs    ("capture", i) ("feed", i) ("slot", position, key) ("filled", position) ("slot_edge", position, i) ("count",)
+              ("sum", key) ("edge", key) ("edge_feed", i) ("seg",) ("ct", output name)
+    outputs   ("out", name) ("grad", input name)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from weft.errors import TraceError, WeftError
+from weft.graph.capture import Place, Surroundings, fetch, same, snapshot
+from weft.graph.lowering import CellMode
+from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
+from weft.graph.simplify import simplify
+from weft.graph.tape import Tape
+from weft.graph.twin import Sizes, twin_trace
+
+Body = Callable[[Any], Mapping[Hashable, Tensor]]
+"""A cell's code: from what it can ask for (`weft.graph.rows.Rows`) to its named outputs."""
+
+PER_EDGE = ("edge", "edge_feed", "seg")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the code asks for and gives, found by running it once on single fake tensors."""
+
+    asked: dict[Hashable, TensorSpec]
+    captures: tuple[Tensor, ...]
+    outputs: dict[Hashable, TensorSpec]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced cell. Valid while `holds()`; `captured()` fetches the outside tensors in the order of the tape's inputs."""
+
+    name: str
+    tape: Tape
+    asked: dict[Hashable, TensorSpec]
+    outputs: dict[Hashable, TensorSpec]
+    places: tuple[Place, ...]
+    tensor_kinds: tuple[tuple[Any, ...], ...]
+    settings: list[Place]
+    expected: tuple[Any, ...]
+
+    def captured(self) -> list[Tensor]:
+        return [fetch(place) for place in self.places]
+
+    def holds(self) -> bool:
+        kinds = tuple([_kind(fetch(place)) for place in self.places])
+        return kinds == self.tensor_kinds and same(snapshot(self.settings), self.expected)
+
+
+def _kind(tensor: Any) -> tuple[Any, ...]:
+    if not isinstance(tensor, Tensor):
+        return ()
+    return (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.device)
+
+
+def discover(body: Body, spec: Spec, around: AbstractContextManager[Any] | None = None) -> Signature:
+    """Run the code once on single fake tensors."""
+    asked: dict[Hashable, TensorSpec] = {}
+    inputs: dict[Hashable, Tensor] = {}
+    captures: list[Tensor] = []
+    stand_ins: dict[int, Tensor] = {}
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def ask(name: Hashable, wanted: TensorSpec) -> Tensor:
+        if name not in inputs:
+            asked[name] = wanted
+            inputs[name] = torch.empty(wanted.shape, dtype=wanted.dtype, device=spec.device)
+        return inputs[name]
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if id(tensor) not in stand_ins:
+            captures.append(tensor)
+            stand_ins[id(tensor)] = mode.from_tensor(tensor.detach(), static_shapes=True)
+        return stand_ins[id(tensor)]
+
+    with mode, torch.no_grad(), CellMode(stand_in), around or nullcontext():
+        outputs = {name: stand_in(value) for name, value in body(OneRow(spec, ask)).items()}
+    specs = {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in outputs.items()}
+    return Signature(asked, tuple(captures), specs)
+
+
+def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trace:
+    """Trace a cell; raises `TraceError` with the reason if it cannot be."""
+    try:
+        signature = discover(body, spec)
+        places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
+        tape = _tape(body, spec, signature)
+    except (WeftError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise TraceError(_reason(error)) from error
+    return Trace(
+        name,
+        tape,
+        signature.asked,
+        signature.outputs,
+        places,
+        tuple(_kind(tensor) for tensor in signature.captures),
+        surroundings.settings,
+        snapshot(surroundings.settings),
+    )
+
+
+def _place(surroundings: Surroundings, tensor: Tensor) -> Place:
+    place = surroundings.place_of(tensor)
+    if place is None:
+        raise TraceError(
+            f"it uses a tensor of shape {list(tensor.shape)} that is no parameter, buffer, attribute, closure or global variable; "
+            "register it with register_buffer"
+        )
+    return place
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    if "vmap" in text and "batching rule" in text:
+        return f"an operation in it has no batching rule ({text[:160]})"
+    if "data-dependent" in text.lower() or "DataDependent" in type(error).__name__ or ".item()" in text:
+        return f"what it does depends on the values of tensors ({text[:160]})"
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def differentiable(spec: TensorSpec) -> bool:
+    return spec.dtype.is_floating_point or spec.dtype.is_complex
+
+
+def _tape(body: Body, spec: Spec, signature: Signature) -> Tape:
+    asked = dict(signature.asked)
+    has_edges = any(name[0] in PER_EDGE for name in asked if isinstance(name, tuple))
+    names: list[Hashable] = [("capture", i) for i in range(len(signature.captures))] + list(asked)
+    seg = ("seg",)
+    if has_edges:
+        names.append(seg)
+    cotangents = [name for name, out in signature.outputs.items() if differentiable(out)]
+    diff = [("capture", i) for i, t in enumerate(signature.captures) if t.requires_grad]
+    diff += [name for name, wanted in asked.items() if differentiable(wanted) and name[0] != "count"]  # type: ignore[index]
+
+    def example(sizes: Sizes) -> list[Tensor]:
+        made = [t.detach() for t in signature.captures]
+        for name, wanted in asked.items():
+            rows = sizes["e" if name[0] in PER_EDGE else "n"]  # type: ignore[index]
+            made.append(torch.zeros((rows, *wanted.shape), dtype=wanted.dtype, device=spec.device))
+        if has_edges:
+            made.append(torch.zeros(sizes["e"], dtype=torch.int64, device=spec.device))
+        for out in cotangents:
+            made.append(torch.zeros((sizes["n"], *signature.outputs[out].shape), dtype=signature.outputs[out].dtype, device=spec.device))
+        return made
+
+    def joint(sizes: Sizes, *tensors: Tensor) -> list[Tensor]:
+        given = dict(zip(names, tensors, strict=False))
+        ct = tensors[len(names) :]
+
+        def forward(*variables: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            inputs = {**given, **dict(zip(diff, variables, strict=True))}
+            results = _batched(body, spec, signature, inputs, sizes["n"])
+            rest = tuple(value for name, value in results.items() if name not in cotangents)
+            return tuple(results[name] for name in cotangents), rest
+
+        if not cotangents or not diff:
+            main, rest = forward(*(given[name] for name in diff))
+            return [*main, *rest]
+        main, pull, rest = torch.func.vjp(forward, *(given[name] for name in diff), has_aux=True)
+        return [*main, *rest, *pull(tuple(ct))]
+
+    outputs: list[Hashable] = [("out", name) for name in cotangents]
+    outputs += [("out", name) for name in signature.outputs if name not in cotangents]
+    if cotangents and diff:
+        outputs += [("grad", name) for name in diff]
+    tape = twin_trace(joint, example, [*names, *(("ct", out) for out in cotangents)], lambda: outputs)
+    simplify(tape)
+    return tape
+
+
+def _batched(body: Body, spec: Spec, signature: Signature, inputs: dict[Hashable, Tensor], rows: int) -> dict[Hashable, Tensor]:
+    """The code for all vertices at once: vmap over the vertices' inputs, with stand-ins for the outside tensors."""
+    stand_ins = {id(t): inputs[("capture", i)] for i, t in enumerate(signature.captures)}
+    per_vertex = {name: inputs[name] for name in signature.asked if name[0] not in PER_EDGE}  # type: ignore[index]
+    per_edge = {name: inputs[name] for name in signature.asked if name[0] in ("edge", "edge_feed")}  # type: ignore[index]
+
+    def one(number: Tensor, mine: dict[Hashable, Tensor]) -> dict[Hashable, Tensor]:
+        level = torch._C._functorch.maybe_get_level(number)
+        answers = ManyRows(spec, lambda name, _: mine[name], per_edge, inputs.get(("seg",)), rows, level)
+        return {name: torch.as_tensor(value) for name, value in body(answers).items()}
+
+    number = torch.zeros(rows, device=spec.device)
+    with CellMode(lambda tensor: stand_ins.get(id(tensor), tensor)):
+        return torch.vmap(one, randomness="different")(number, per_vertex)

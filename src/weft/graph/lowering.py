@@ -1,0 +1,93 @@
+"""The function mode under which a cell's own code runs while it is traced.
+
+It does three things, in this order, to every torch call that the code makes:
+1. a parameter, buffer or captured tensor is replaced by the tensor that stands for it in the trace;
+2. inside `map` over children, a value of the vertex is repeated for each of its edges;
+3. operations without a batching rule are written in terms of those that have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from weft.errors import TraceError
+
+
+class CellMode(TorchFunctionMode):
+    """`stand_in` gives, for a tensor that the code mentions, the tensor to use instead."""
+
+    def __init__(self, stand_in: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stand_in = stand_in
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if _mutates(func, name) and args and isinstance(args[0], Tensor) and self.stand_in(args[0]) is not args[0]:
+            raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name})")
+        args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs))
+        lowered = LOWERINGS.get(name)
+        return func(*args, **kwargs) if lowered is None else lowered(func, *args, **kwargs)
+
+
+def _mutates(func: Any, name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__")
+
+
+def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Under autocast the bias is cast with the weight, as the eager kernel does, before batching pulls them apart."""
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind) and input.is_floating_point():
+        low = torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, enabled=False):
+            return func(input.to(low), weight.to(low), None if bias is None else bias.to(low))
+    return func(input, weight, bias)
+
+
+def _linear_of(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(input, weight, bias)
+
+
+def _lstm_cell(func: Any, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+    hidden, cell = hx
+    i, f, g, o = (_linear_of(input, w_ih, b_ih) + _linear_of(hidden, w_hh, b_hh)).chunk(4, -1)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def _gru_cell(func: Any, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
+    r_i, z_i, n_i = _linear_of(input, w_ih, b_ih).chunk(3, -1)
+    r_h, z_h, n_h = _linear_of(hidden, w_hh, b_hh).chunk(3, -1)
+    r, z = (r_i + r_h).sigmoid(), (z_i + z_h).sigmoid()
+    n = (n_i + r * n_h).tanh()
+    return n + z * (hidden - n)
+
+
+def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def lower(
+        func: Any, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+    ) -> Tensor:
+        return activation(_linear_of(input, w_ih, b_ih) + _linear_of(hidden, w_hh, b_hh))
+
+    return lower
+
+
+def _bilinear(func: Any, left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    out = torch.einsum("...i,kij,...j->...k", left, weight, right)
+    return out if bias is None else out + bias
+
+
+LOWERINGS: dict[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "lstm_cell": _lstm_cell,
+    "gru_cell": _gru_cell,
+    "rnn_tanh_cell": _rnn_cell(torch.tanh),
+    "rnn_relu_cell": _rnn_cell(torch.relu),
+    "bilinear": _bilinear,
+}

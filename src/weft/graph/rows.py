@@ -1,0 +1,228 @@
+"""What a cell's code can ask for: its fed row, its child slots, all its children. One interface, three ways to answer.
+
+`OneRow` answers with single (fake) tensors, to find out what the code asks for and what comes out. `ManyRows` answers under
+vmap for all vertices at once: vertices are rows of one vmap, edges are rows of another inside it, and a vertex value that is
+used per edge is repeated by an index. The third, with real tensors one vertex at a time, is the reference engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from weft.graph.lowering import CellMode
+
+_functorch = torch._C._functorch
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one row of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Rows(Protocol):
+    """The questions a cell may ask about the row it computes. `PerEdge` values stand for one tensor per child."""
+
+    def feed(self) -> Any: ...
+    def slot(self, position: int, key: str) -> Tensor: ...
+    def slot_filled(self, position: int) -> Tensor: ...
+    def slot_edge(self, position: int) -> Any: ...
+    def count(self) -> Tensor: ...
+    def child_sum(self, key: str) -> Tensor: ...
+    def child_map(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any: ...
+    def reduce_sum(self, per_edge: Tensor) -> Tensor: ...
+    def reduce_max(self, per_edge: Tensor) -> Tensor: ...
+
+
+Ask = Callable[[Hashable, TensorSpec], Tensor]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything outside the code that decides a trace: what is fed, what state the neighbours have."""
+
+    feed: Any
+    """A nest of TensorSpec, or None."""
+    edge: Any
+    state: tuple[tuple[str, TensorSpec], ...]
+    first_child: int = 0
+    """Argument position of child slot 0 (1 where position 0 is the vertex's own previous state)."""
+    childless: bool = False
+    """Vertices without any child: slots are zeros, and no edge exists."""
+    float_dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+
+class _Asking:
+    """Shared by both tracing answers: inputs are asked for by name, so that only what the code uses becomes an input."""
+
+    def __init__(self, spec: Spec, ask: Ask) -> None:
+        self.spec, self.ask = spec, ask
+        self.state = dict(spec.state)
+
+    def _nest(self, nest: Any, *name: Hashable) -> Any:
+        if nest is None:
+            return None
+        leaves, tree = torch.utils._pytree.tree_flatten(nest)
+        return torch.utils._pytree.tree_unflatten([self.ask((*name, i), leaf) for i, leaf in enumerate(leaves)], tree)
+
+    def _zeros(self, spec: TensorSpec) -> Tensor:
+        return torch.zeros(spec.shape, dtype=spec.dtype, device=self.spec.device)
+
+    def feed(self) -> Any:
+        return self._nest(self.spec.feed, "feed")
+
+    def slot(self, position: int, key: str) -> Tensor:
+        spec = self.state[key]
+        return self._zeros(spec) if self.spec.childless and position >= self.spec.first_child else self.ask(("slot", position, key), spec)
+
+    def slot_filled(self, position: int) -> Tensor:
+        if self.spec.childless:
+            return torch.zeros((), dtype=torch.bool, device=self.spec.device)
+        return self.ask(("filled", position), TensorSpec((), torch.bool))
+
+    def slot_edge(self, position: int) -> Any:
+        if self.spec.childless:
+            return tree_map_only(TensorSpec, self._zeros, self.spec.edge)
+        return self._nest(self.spec.edge, "slot_edge", position)
+
+    def count(self) -> Tensor:
+        spec = TensorSpec((), self.spec.float_dtype)
+        return self._zeros(spec) if self.spec.childless else self.ask(("count",), spec)
+
+    def _imagined_child(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any:
+        """What a map over no children would return for one: only its shape matters."""
+        edge = tree_map_only(TensorSpec, self._zeros, self.spec.edge)
+        return fn({key: self._zeros(spec) for key, spec in self.state.items()}, edge)
+
+    def child_sum(self, key: str) -> Tensor:
+        spec = self.state[key]
+        return self._zeros(spec) if self.spec.childless else self.ask(("sum", key), spec)
+
+
+class OneRow(_Asking):
+    """Single tensors: a child map runs once, reductions keep the shape."""
+
+    def child_map(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any:
+        if self.spec.childless:
+            return self._imagined_child(fn)
+        return fn(_AskedState(self), self._edge())
+
+    def _edge(self) -> Any:
+        return _Lazy(lambda: self._nest(self.spec.edge, "edge_feed"))
+
+    def reduce_sum(self, per_edge: Tensor) -> Tensor:
+        return per_edge.clone()
+
+    def reduce_max(self, per_edge: Tensor) -> Tensor:
+        return per_edge.clone()
+
+
+class _AskedState(dict[str, Tensor]):
+    """A child's state of which only the keys that are read become inputs."""
+
+    def __init__(self, rows: OneRow) -> None:
+        super().__init__()
+        self.rows = rows
+        for key in rows.state:
+            self[key] = torch.empty(0)
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.rows.ask(("edge", key), self.rows.state[key])
+
+
+class _Lazy:
+    """An edge row that becomes an input only if the code looks at it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+def edge_row(edge: Any) -> Any:
+    return edge.make() if isinstance(edge, _Lazy) else edge
+
+
+class ManyRows(_Asking):
+    """Under vmap: `ask` gives the vertex's row; edge inputs are whole tensors, and vmapped here."""
+
+    def __init__(self, spec: Spec, ask: Ask, edges: Mapping[Hashable, Tensor], seg: Tensor | None, rows: int, level: int) -> None:
+        super().__init__(spec, ask)
+        self.edges, self.seg, self.rows, self.level = edges, seg, rows, level
+
+    def child_map(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any:
+        if self.spec.childless:
+            return self._imagined_child(fn)
+        leaves, tree = torch.utils._pytree.tree_flatten(self.spec.edge)
+        count = 0 if self.spec.edge is None else len(leaves)
+
+        def one_edge(inputs: dict[Hashable, Tensor]) -> Any:
+            level = _functorch.maybe_get_level(inputs["edge number"])
+            state = {key: inputs[("edge", key)] for key in self.state if ("edge", key) in inputs}
+            feeds = [inputs.get(("edge_feed", i)) for i in range(count)]
+            edge = torch.utils._pytree.tree_unflatten(feeds, tree) if count else None
+            with CellMode(lambda tensor: self._on_edge(tensor, level)):
+                result = fn(state, edge)
+            return tree_map_only(Tensor, lambda tensor: self._on_edge(tensor, level), result)
+
+        assert self.seg is not None
+        return torch.vmap(one_edge, randomness="different")({**self.edges, "edge number": self.seg})
+
+    def _on_edge(self, tensor: Tensor, level: int) -> Tensor:
+        """Repeat a vertex's value for each of its edges; leave everything else alone."""
+        if not _functorch.is_batchedtensor(tensor) or _functorch.maybe_get_level(tensor) != self.level:
+            return tensor
+        assert self.seg is not None
+        whole = _functorch._remove_batch_dim(tensor, self.level, self.rows, 0)
+        return _functorch._add_batch_dim(whole.index_select(0, self.seg), 0, level)
+
+    def _vertex(self, whole: Tensor) -> Tensor:
+        return _functorch._add_batch_dim(whole, 0, self.level)
+
+    def reduce_sum(self, per_edge: Tensor) -> Tensor:
+        if self.spec.childless:
+            return torch.zeros_like(per_edge)
+        assert self.seg is not None
+        zeros = per_edge.new_zeros((self.rows, *per_edge.shape[1:]))
+        return self._vertex(zeros.index_add(0, self.seg, per_edge))
+
+    def reduce_max(self, per_edge: Tensor) -> Tensor:
+        if self.spec.childless:
+            return torch.zeros_like(per_edge)
+        assert self.seg is not None
+        return self._vertex(segment_max(per_edge, self.seg, self.rows))
+
+
+def segment_max(per_edge: Tensor, seg: Tensor, rows: int) -> Tensor:
+    """The largest row of each segment, zeros where there is none. The gradient is shared among ties."""
+    index = seg.reshape(-1, *[1] * (per_edge.dim() - 1)).expand_as(per_edge)
+    start = per_edge.new_zeros((rows, *per_edge.shape[1:]))
+    top = start.scatter_reduce(0, index, per_edge.detach(), "amax", include_self=False)
+    ties = (per_edge.detach() == top.index_select(0, seg)).to(per_edge.dtype)
+    share = ties / start.index_add(0, seg, ties).clamp_min(1).index_select(0, seg)
+    return _ValueOf.apply(start.index_add(0, seg, share * per_edge), top)
+
+
+class _ValueOf(torch.autograd.Function):
+    """The second argument's value with the first one's gradient: a weighted sum of equal rows need not round to them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(carrier: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None

@@ -1,0 +1,35 @@
+"""Sums over segments: the rows of each vertex's edges, added in order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BAGGED = frozenset({torch.float32, torch.float64})
+_counting: dict[torch.device, Tensor] = {}
+
+
+def bag_sum(rows: Tensor, index: Tensor, bounds: Tensor) -> Tensor:
+    """`out[i] = sum(rows[index[bounds[i]:bounds[i+1]]])`, zeros for an empty segment."""
+    segments = bounds.shape[0] - 1
+    if rows.dtype in _BAGGED and index.shape[0] and segments and rows.numel():
+        flat = rows.reshape(rows.shape[0], -1)
+        out = torch.embedding_bag(flat, index, bounds, False, 0, False, None, True)[0]
+        return out.reshape(segments, *rows.shape[1:])
+    lengths = bounds.diff()
+    seg = torch.repeat_interleave(torch.arange(segments, device=rows.device), lengths.long())
+    return rows.new_zeros((segments, *rows.shape[1:])).index_add(0, seg, rows.index_select(0, index))
+
+
+def segment_sum(rows: Tensor, seg: Tensor, segments: int, bounds: Tensor) -> Tensor:
+    """`out[i] = sum(rows[bounds[i]:bounds[i+1]])`; `seg` says the same row by row."""
+    if rows.dtype in _BAGGED:
+        return bag_sum(rows, _count_to(rows.shape[0], rows.device), bounds)
+    return rows.new_zeros((segments, *rows.shape[1:])).index_add(0, seg, rows)
+
+
+def _count_to(n: int, device: torch.device) -> Tensor:
+    kept = _counting.get(device)
+    if kept is None or kept.shape[0] < n:
+        kept = _counting[device] = torch.arange(max(1024, 2 * n), dtype=torch.int32, device=device)
+    return kept[:n]

@@ -1,0 +1,176 @@
+"""Peepholes on a tape: fewer operations, same numbers.
+
+- a chain of reshapes is one reshape, or nothing where the shape comes back;
+- `t(t(x))` is `x`; expanding to the same shape is nothing;
+- a product plus something is one `addmm`;
+- a matrix product with zeros is zeros, and adding zeros is nothing: vertices without children pay for no recurrence;
+- equal operations are done once (never those that draw random numbers).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from weft.graph import ops
+from weft.graph.segments import segment_sum
+from weft.graph.tape import Rows, Tape, Value, operands, prune, replace
+
+aten = torch.ops.aten
+_ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
+_PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.mv.default})
+
+
+def simplify(tape: Tape) -> None:
+    """Apply all peepholes, in place."""
+    _absent_gradients(tape)
+    _rewrite(tape)
+    prune(tape)
+    _fuse_addmm(tape)
+    _separate_row_gradients(tape)
+    prune(tape)
+
+
+def _absent_gradients(tape: Tape) -> None:
+    """A gradient that is nothing but zeros means that the input was not used: there is none, as in PyTorch."""
+    for name, value in tape.outputs.items():
+        if value is not None and isinstance(name, tuple) and name[0] == "grad" and value.target in _ZEROS:
+            tape.outputs[name] = None
+
+
+def _rewrite(tape: Tape) -> None:
+    """One pass in order: each operation sees simplified operands."""
+    instead: dict[int, Value] = {}
+    known: dict[Hashable, Value] = {}
+    zero: set[int] = set()
+    kept: list[Value] = []
+    for value in tape.values:
+        value.args = replace(value.args, lambda v: instead.get(id(v), v))
+        value.kwargs = replace(value.kwargs, lambda v: instead.get(id(v), v))
+        better = _simpler(value, zero)
+        if better is value:
+            better = known.setdefault(_key(value), value) if not ops.is_random(value.target) else value
+        if better is not value:
+            instead[id(value)] = better
+            continue
+        if _is_zero(value, zero):
+            zero.add(id(value))
+        kept.append(value)
+    tape.values = kept
+    tape.outputs = {name: None if v is None else instead.get(id(v), v) for name, v in tape.outputs.items()}
+
+
+def _key(value: Value) -> Hashable:
+    def hashable(item: Any) -> Hashable:
+        if isinstance(item, Value):
+            return ("value", id(item))
+        if isinstance(item, tuple | list):
+            return tuple(hashable(part) for part in item)
+        if isinstance(item, dict):
+            return tuple((name, hashable(part)) for name, part in item.items())
+        return (type(item).__name__, repr(item))
+
+    return (value.target, hashable(value.args), hashable(value.kwargs))
+
+
+def _simpler(value: Value, zero: set[int]) -> Value:
+    target = value.target
+    if target in ops.RESHAPES:
+        return _one_reshape(value)
+    if target is aten.expand.default and value.shape == value.args[0].shape:
+        return value.args[0]
+    if target is aten.t.default and value.args[0].target is aten.t.default:
+        return value.args[0].args[0]
+    if target is aten.add.Tensor and not value.kwargs:
+        first, second = value.args
+        for one, other in ((first, second), (second, first)):
+            if isinstance(one, Value) and id(one) in zero and isinstance(other, Value):
+                if other.shape == value.shape and other.dtype == value.dtype:
+                    return other
+    if target is aten.index_add.default and value.args[1] == 0 and id(value.args[0]) in zero and not value.kwargs:
+        if value.args[2].target is None and len(value.args) == 4 and value.rows is not None:
+            value.target, value.args = segment_sum, (value.args[3], value.args[2], value.rows)
+            return value
+    if target is aten.cat.default and len(value.args[0]) == 1:
+        return value.args[0][0]
+    if target in (aten.clone.default, aten._to_copy.default) and not value.kwargs and value.args[0].dtype == value.dtype:
+        return value.args[0]
+    return value
+
+
+def _one_reshape(value: Value) -> Value:
+    base = value.args[0]
+    while base.target is aten.reshape.default:
+        base = base.args[0]
+    if base.shape == value.shape:
+        return base
+    value.target, value.args, value.kwargs = aten.reshape.default, (base, list(value.shape or ())), {}
+    return value
+
+
+def _is_zero(value: Value, zero: set[int]) -> bool:
+    if value.target in _ZEROS:
+        return True
+    if value.target in _PRODUCTS and any(id(operand) in zero for operand in operands(value)):
+        value.target, value.args = aten.zeros.default, (list(value.shape or ()),)
+        value.kwargs = {"dtype": value.dtype}
+        return True
+    if ops.is_view(value.target) and value.target not in ops.TUPLE_VIEWS:
+        return all(id(operand) in zero for operand in operands(value))
+    if ops.is_getitem(value.target):
+        source = value.args[0]
+        return source.target in ops.TUPLE_VIEWS and id(source.args[0]) in zero
+    if value.target is aten.cat.default:
+        return all(id(operand) in zero for operand in operands(value))
+    return False
+
+
+def _fuse_addmm(tape: Tape) -> None:
+    """`mm(a, b) + c` is `addmm(c, a, b)` where nothing else reads the product."""
+    uses = Counter(id(operand) for value in tape.values for operand in operands(value))
+    uses.update(id(value) for value in tape.outputs.values() if value is not None)
+    for value in tape.values:
+        if value.target is not aten.add.Tensor or value.kwargs:
+            continue
+        first, second = value.args
+        for product, other in ((second, first), (first, second)):
+            if not (isinstance(product, Value) and isinstance(other, Value)):
+                continue
+            if product.target is aten.mm.default and uses[id(product)] == 1 and _fits(other, value, product):
+                value.target, value.args = aten.addmm.default, (other, *product.args)
+                break
+
+
+def _fits(other: Value, value: Value, product: Value) -> bool:
+    if product.shape != value.shape or other.dtype != product.dtype or not product.rows:
+        return False
+    shape = other.shape or ()
+    return shape == value.shape or (len(shape) == 1 and not isinstance(shape[0], Rows) and shape[0] == (value.shape or ())[-1])
+
+
+def _separate_row_gradients(tape: Tape) -> None:
+    """Backward operations that return row and parameter gradients together become two, one for each, so that the rows' part can
+    run level by level and the parameters' part once."""
+    values: list[Value] = []
+    twins: dict[int, Value] = {}
+    for value in tape.values:
+        mask_at = ops.MASKED_BACKWARDS.get(value.target) if value.target is not None else None
+        if mask_at is not None:
+            mask = list(value.args[mask_at])
+            rest = [False, *mask[1:]]
+            if mask[0] and any(rest):
+                twin = Value(f"{value.name}_sums", value.target, _with(value.args, mask_at, rest))
+                value.args = _with(value.args, mask_at, [True] + [False] * len(rest[1:]))
+                twins[id(value)] = twin
+                values.append(twin)
+        elif ops.is_getitem(value.target) and id(value.args[0]) in twins and value.args[1] > 0:
+            value.args = (twins[id(value.args[0])], value.args[1])
+        values.append(value)
+    tape.values = values
+
+
+def _with(args: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
+    return (*args[:at], item, *args[at + 1 :])

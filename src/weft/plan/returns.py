@@ -1,0 +1,99 @@
+"""Returns: the way back. For every read, which gradient rows belong to which class rows.
+
+A gather's derivative is a scatter; written from the other side it is again a gather: the gradient of a row is the sum, in a fixed
+order, of the gradient rows of all who read it. Where every row has one reader (trees, chains) that is an index, or a slice; with
+several readers it is a segment sum. Nothing is accumulated by scattering, so equal calls give equal bits.
+
+A port of kind "sum" gives the same gradient to all its arguments: its gradient rows are rows of the reading type, and the
+repetition over arguments is folded into the index.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.graph.program import Ints
+from weft.plan.levels import offsets as offsets_of
+from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
+
+
+def returns(plan: Plan) -> dict[tuple[int, int, int], Return]:
+    """All returns, by (reading type, port, producing group); computed once per plan."""
+    kept = plan._derived.get("returns")
+    if kept is None:
+        kept = {}
+        for read in plan.reads:
+            if read.value_class >= 0:
+                for back in _returns_of(plan, read):
+                    kept[back.type, back.port, back.group] = back
+        plan._derived["returns"] = kept
+    return kept  # type: ignore[return-value]
+
+
+def _returns_of(plan: Plan, read: Read) -> list[Return]:
+    rows = plan.classes[read.value_class].rows
+    gradient_rows = np.arange(len(read.index), dtype=np.int32)
+    if read.kind == "sum":
+        assert read.offsets is not None
+        gradient_rows = np.repeat(np.arange(len(read.offsets) - 1, dtype=np.int32), np.diff(read.offsets))
+    total = len(read.offsets) - 1 if read.kind == "sum" and read.offsets is not None else len(read.index)
+    counts = np.bincount(read.index, minlength=rows + 1)[:rows]
+    single: Ints | None = None
+    if counts.max(initial=0) <= 1:
+        single = np.full(rows + 1, total, dtype=np.int32)
+        single[read.index] = gradient_rows
+        index = single[:rows][counts > 0]
+    else:
+        filled = read.index < rows
+        index = gradient_rows[filled][np.argsort(read.index[filled], kind="stable")]
+    bounds = offsets_of(counts)
+    found: list[Return] = []
+    for number, group in enumerate(plan.groups):
+        first, last = plan.class_span(number, read.value_class)
+        if first == last or bounds[first] == bounds[last]:
+            continue
+        own = read.recurrent and group.types and read.type in group.types
+        cuts = _class_cuts(plan, number, read.value_class, first, last) if own else np.array([first, last])
+        part = None if single is None else single[first:last]
+        slices, nothing = _slices(bounds, index, cuts, single is not None)
+        found.append(
+            Return(
+                read.type,
+                read.port,
+                number,
+                first,
+                last,
+                index[bounds[first] : bounds[last]].astype(np.int32),
+                (bounds[first : last + 1] - bounds[first]).astype(np.int32),
+                part,
+                (cuts - first).astype(np.int32),
+                slices,
+                nothing,
+            )
+        )
+    return found
+
+
+def _class_cuts(plan: Plan, number: int, value_class: int, first: int, last: int) -> Ints:
+    """Bounds of the class rows that each step of a group writes, in order of class rows."""
+    group = plan.groups[number]
+    starts: list[Ints] = []
+    for member in plan.classes[value_class].members:
+        if member[0] in group.types:
+            mine = group.step_type == member[0]
+            starts.append(plan.class_row[member][group.step_lo[mine]])
+    return np.concatenate((np.sort(np.concatenate(starts)), np.array([last], dtype=np.int32)))
+
+
+def _slices(bounds: Ints, index: Ints, cuts: Ints, is_single: bool) -> tuple[Ints, np.ndarray]:
+    """Per piece: the first gradient row if the piece is consecutive with one each; and whether nothing comes back at all."""
+    begin, end = bounds[cuts[:-1]], bounds[cuts[1:]]
+    nothing = begin == end
+    slices = np.full(len(cuts) - 1, NOT_A_SLICE, dtype=np.int32)
+    if is_single and len(index):
+        breaks = np.concatenate((np.zeros(1, np.int32), np.cumsum(np.diff(index) != 1, dtype=np.int32)))
+        full = (end - begin) == np.diff(cuts)
+        last = np.maximum(end - 1, 0)
+        straight = full & ~nothing & (breaks[last] == breaks[np.minimum(begin, len(index) - 1)])
+        slices[straight] = index[begin[straight]]
+    return slices, nothing

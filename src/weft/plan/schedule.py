@@ -1,0 +1,85 @@
+"""From a program to a plan, by the policy asked for; plans of equal structure are made once."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from weft.errors import TypeMismatch
+from weft.graph.program import Ints, Program
+from weft.plan.agenda import agenda_steps
+from weft.plan.condense import GroupOrder, condense
+from weft.plan.depth import depth_steps
+from weft.plan.layout import lay_out
+from weft.plan.levels import colevels, levels
+from weft.plan.plan import Plan
+
+POLICIES = ("auto", "depth", "agenda", "condense")
+
+Levels = Callable[[tuple[int, ...]], Ints]
+
+
+def schedule(
+    program: Program,
+    policy: str = "auto",
+    max_rows: int | None = None,
+    level_of: Levels | None = None,
+    above: Callable[[], Ints] | None = None,
+) -> Plan:
+    """Plan a program. `level_of` and `above` may hand in levels that were kept with the examples."""
+    started = time.perf_counter()
+    if policy not in POLICIES:
+        raise TypeMismatch(f"policy: expected one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+    if max_rows is not None and max_rows < 1:
+        raise TypeMismatch(f"max_rows: expected a positive number or None, got {max_rows!r}")
+    if program.num_nodes == 0:
+        orders: list[GroupOrder] = []
+    elif policy in ("auto", "condense"):
+        orders = condense(len(program.types), program.type, program.ptr, program.src, level_of)
+    else:
+        orders = [_one_group(program, policy)]
+    ahead = above() if above is not None else colevels(program.ptr, program.src)
+    return lay_out(program, policy, orders, ahead, max_rows, started)
+
+
+def _one_group(program: Program, policy: str) -> GroupOrder:
+    """Depth and agenda know no components: all types run in one group, in their own order."""
+    level = levels(program.ptr, program.src)
+    if policy == "depth":
+        step = depth_steps(program.type, level)
+    else:
+        step = agenda_steps(program.type, level, program.ptr, program.src)
+    types = tuple(int(t) for t in np.flatnonzero(np.bincount(program.type)))
+    return GroupOrder(types, True, step, np.arange(program.num_nodes, dtype=np.int32))
+
+
+class PlanCache:
+    """The most recently used plans, by structure.
+
+    >>> cache = PlanCache(2)
+    >>> cache.get("a", lambda: 1), cache.get("a", lambda: 2)
+    (1, 1)
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
+        self.capacity = capacity
+        self._plans: OrderedDict[Hashable, object] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], object]) -> object:
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = make()
+            if len(self._plans) > self.capacity:
+                self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        return found
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._plans
+
+    def __len__(self) -> int:
+        return len(self._plans)

@@ -1,0 +1,1 @@
+"""Execution: the reference engine, one node at a time, and the batched engine."""

@@ -1,0 +1,73 @@
+"""A cell compiled for one role: which of its inputs and outputs are recurrent, and which gradients are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from weft.graph.tape import Tape, Value
+from weft.run.emit import Code, emit
+from weft.run.split import PER_STEP, Split, split
+
+
+@dataclass(frozen=True)
+class Role:
+    """How a cell is used in a plan. Two calls with equal roles share their compiled pieces."""
+
+    recurrent_in: frozenset[Hashable]
+    recurrent_out: frozenset[Hashable]
+    exchanged: frozenset[Hashable]
+    """Outputs that others read, so that they live in an arena."""
+    outputs: frozenset[Hashable]
+    gradients: frozenset[Hashable]
+    recompute: bool = False
+    backend: str = "eager"
+
+
+Wrap = Callable[[Callable[..., Any], str], Callable[..., Any]]
+
+
+class CellCode:
+    """The pieces of one cell in one role, as functions."""
+
+    def __init__(self, tape: Tape, role: Role, wrap: Wrap | None = None) -> None:
+        self.tape, self.role = tape, role
+        self.input_name: dict[int, Hashable] = {id(value): name for name, value in tape.inputs.items()}
+        self._wrap = wrap
+        self._by_cotangents: dict[frozenset[Hashable], tuple[Split, dict[str, Code]]] = {}
+        every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")  # type: ignore[index]
+        self.split, self.codes = self.with_cotangents(every & role.outputs)
+
+    def with_cotangents(self, given: frozenset[Hashable]) -> tuple[Split, dict[str, Code]]:
+        """Pieces for the case that only these outputs have a gradient: what depends on the others alone is left out."""
+        if given not in self._by_cotangents:
+            role = self.role
+            cut = split(self.tape, role.recurrent_in, role.recurrent_out, role.outputs, role.gradients, given, role.recompute)
+            self._by_cotangents[given] = cut, {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives}
+            for value, name in ((v, n) for n, v in cut.tape.inputs.items()):
+                self.input_name[id(value)] = name
+        return self._by_cotangents[given]
+
+    def _compile(self, cut: Split, stage: str) -> Code:
+        piece = cut.pieces[stage]
+        per_step = stage in PER_STEP
+        stores: list[Value] = list(piece.gives) if per_step else []
+        if stage in ("before", "after"):
+            exchanged = [value for name, value in cut.outputs.items() if name in self.role.exchanged]
+            stores = [value for value in piece.gives if any(value is other for other in exchanged)]
+        code = emit(piece, stores, use_out=self._wrap is None)
+        if self._wrap is not None and per_step:
+            return Code(self._wrap(code.run, stage), code.takes, code.stores, code.returns, code.source)
+        return code
+
+    def saved(self) -> list[Value]:
+        """What the backward pieces read of the forward ones, inputs included."""
+        found: dict[int, Value] = {}
+        for stage in ("late", "back", "sums"):
+            for value in self.split.pieces[stage].takes:
+                home = self.split.home.get(id(value))
+                name = self.input_name.get(id(value))
+                if home in ("before", "during", "after") or (name is not None and name[0] != "ct"):  # type: ignore[index]
+                    found[id(value)] = value
+        return list(found.values())

@@ -1,0 +1,166 @@
+"""Turn a piece into Python source that calls torch, one line per operation, and compile it.
+
+Values that must outlive a step are written straight into a slice of their arena with `out=` where the operation can, else by a
+copy. Generated source is kept on the function as `source`, for reading and for tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.graph import ops
+from weft.graph.segments import segment_sum
+from weft.graph.tape import Rows, Value, operands
+from weft.run.split import Piece
+from weft.run.views import is_free
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Code:
+    """A compiled piece: `run(*takes, *destinations, n, e, bounds)` returns the values in `returns`."""
+
+    run: Callable[..., tuple[Any, ...]]
+    takes: tuple[Value, ...]
+    stores: tuple[Value, ...]
+    returns: tuple[Value, ...]
+    source: str
+
+
+def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True) -> Code:
+    """Compile a piece; `stores` are the given values to write into destinations, the rest is returned."""
+    return _Emitter(piece, tuple(stores), use_out).code()
+
+
+class _Emitter:
+    def __init__(self, piece: Piece, stores: tuple[Value, ...], use_out: bool) -> None:
+        self.piece, self.stores, self.use_out = piece, stores, use_out
+        self.names: dict[int, str] = {}
+        self.space: dict[str, Any] = {"torch": torch, "aten": aten, "segment_sum": segment_sum}
+        self.lines: list[str] = []
+        self.made: set[int] = {id(value) for value in piece.takes}
+        self.inside = {id(value) for value in piece.values}
+        self.destination: dict[int, str] = {}
+
+    def name(self, value: Value) -> str:
+        if id(value) not in self.names:
+            self.names[id(value)] = re.sub(r"\W", "_", value.name)
+        return self.names[id(value)]
+
+    def code(self) -> Code:
+        returns = tuple(value for value in self.piece.gives if not any(value is s for s in self.stores))
+        self._plan_destinations()
+        for value in self.piece.values:
+            self._ensure(value)
+        for value in self.stores:
+            self._store(value)
+        results = []
+        for value in returns:
+            self._ensure(value)
+            results.append(self.name(value))
+        takes = [self.name(value) for value in self.piece.takes]
+        parameters = [*takes, *(f"to_{self.name(value)}" for value in self.stores), "n", "e", "bounds"]
+        body = [f"def {self.piece.stage}({', '.join(parameters)}):", *(f"    {line}" for line in self.lines)]
+        body.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
+        source = "\n".join(body) + "\n"
+        exec(compile(source, f"<weft {self.piece.stage}>", "exec"), self.space)
+        return Code(self.space[self.piece.stage], tuple(self.piece.takes), self.stores, returns, source)
+
+    def _plan_destinations(self) -> None:
+        """A stored value that this piece computes goes straight to its place; so does the base of a stored reshape."""
+        for value in self.stores:
+            if id(value) in self.inside and not is_free(value):
+                self.destination[id(value)] = f"to_{self.name(value)}"
+        for value in self.stores:
+            base = value
+            while base.target is aten.reshape.default:
+                base = base.args[0]
+            if base is not value and id(base) in self.inside and id(base) not in self.destination and base.dtype == value.dtype:
+                place = f"at_{self.name(value)}"
+                self.lines.append(f"{place} = to_{self.name(value)}.view({self._render(list(base.shape or ()))})")
+                self.destination[id(base)] = place
+                self.destination[id(value)] = place
+
+    def _store(self, value: Value) -> None:
+        if id(value) not in self.destination:
+            self._ensure(value)
+            self.lines.append(f"to_{self.name(value)}.copy_({self.name(value)})")
+
+    def _ensure(self, value: Value) -> None:
+        if id(value) in self.made:
+            return
+        self.made.add(id(value))
+        for operand in operands(value):
+            self._ensure(operand)
+        if value.constant is not None:
+            self.space[self.name(value)] = value.constant
+            return
+        place = self.destination.get(id(value)) if not is_free(value) else None
+        call = self._call(value)
+        if place is None:
+            self.lines.append(f"{self.name(value)} = {call}")
+            return
+        into = self._call_into(value, place)
+        self.lines.append(into or f"{place}.copy_({call})")
+        self.lines.append(f"{self.name(value)} = {place}")
+
+    def _arguments(self, value: Value) -> str:
+        parts = [self._render(arg) for arg in value.args]
+        parts += [f"{key}={self._render(arg)}" for key, arg in value.kwargs.items() if key not in ("pin_memory", "layout")]
+        return ", ".join(parts)
+
+    def _call(self, value: Value) -> str:
+        target = value.target
+        if target is segment_sum:
+            return f"segment_sum({self._arguments(value)}, bounds)"
+        if ops.is_getitem(target):
+            return f"{self.name(value.args[0])}[{value.args[1]}]"
+        if target is aten.reshape.default:
+            return f"{self.name(value.args[0])}.reshape({self._render(value.args[1])})"
+        if target is aten.split.Tensor:
+            return f"{self.name(value.args[0])}.split({', '.join(self._render(arg) for arg in value.args[1:])})"
+        fast = ops.FAST_CALLS.get(target) if target is not None else None
+        return f"{fast or self._bind(target)}({self._arguments(value)})"
+
+    def _call_into(self, value: Value, place: str) -> str | None:
+        target = value.target
+        if not self.use_out or target is None:
+            return None
+        if target in ops.OUT_CALLS:
+            return f"{ops.FAST_CALLS[target]}({self._arguments(value)}, out={place})"
+        if target in ops.OUT_NAMES:
+            overload, keyword = ops.OUT_NAMES[target]
+            return f"aten.{overload}({self._arguments(value)}, {keyword}={place})"
+        return None
+
+    def _bind(self, target: Any) -> str:
+        text = str(target)
+        if text.startswith("aten."):
+            return text
+        name = f"op{len(self.space)}"
+        self.space[name] = target
+        return name
+
+    def _render(self, item: Any) -> str:
+        if isinstance(item, Value):
+            return self.name(item)
+        if isinstance(item, Rows):
+            return item.kind if item.times == 1 else f"{item.times} * {item.kind}"
+        if isinstance(item, list | tuple):
+            inner = ", ".join(self._render(part) for part in item)
+            return f"({inner},)" if isinstance(item, tuple) and len(item) == 1 else f"({inner})" if isinstance(item, tuple) else f"[{inner}]"
+        if isinstance(item, bool | int | str | type(None)):
+            return repr(item)
+        if isinstance(item, torch.dtype):
+            return str(item)
+        if isinstance(item, float):
+            return f"float({str(item)!r})"
+        name = f"c{len(self.space)}"
+        self.space[name] = item
+        return name

@@ -1,0 +1,191 @@
+"""The index arrays of a plan as tensors, made once per plan and device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
+from weft.plan.returns import returns
+
+
+T = TypeVar("T")
+
+
+def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadIndex:
+    """One read as tensors. `pieces` are per step for a recurrent read, else one over all rows."""
+
+    read: Read
+    index: Tensor
+    pieces: list[Tensor]
+    starts: list[int]
+    """First class row of each piece that is a slice, else -1."""
+    sizes: list[int]
+    """Gathered rows of each piece."""
+    bounds: list[Tensor] | None
+    """For sums: each piece's segment bounds, counted from 0."""
+
+    @property
+    def all_slices(self) -> bool:
+        return all(start != NOT_A_SLICE for start in self.starts)
+
+
+@dataclass(frozen=True, eq=False)
+class BackIndex:
+    """One return as tensors, per piece: nothing (None), a slice (int), an index, or an index with segment bounds."""
+
+    back: Return
+    pieces: list[None | int | Tensor | tuple[Tensor, Tensor]]
+    starts: dict[int, int]
+    """From the first class row of a piece to its number."""
+
+
+class Indices:
+    """Lazily made tensors of one plan on one device."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self.plan, self.device = plan, device
+        self._kept: dict[object, object] = {}
+
+    @staticmethod
+    def of(plan: Plan, device: torch.device) -> Indices:
+        key = ("indices", device)
+        if key not in plan._derived:
+            plan._derived[key] = Indices(plan, device)
+        return cast(Indices, plan._derived[key])
+
+    def rows(self, type: int) -> Tensor | None:
+        """Feed rows of a type's rows; None where they are simply 0, 1, 2, ..."""
+        return self._once(("rows", type), lambda: self._feed_rows(type))
+
+    def _feed_rows(self, type: int) -> Tensor | None:
+        nodes, feed = self.plan.rows[type], self.plan.program.feed
+        rows = nodes if feed is None else feed[nodes]
+        total = self.plan.program.num_nodes if feed is None else int(feed.max(initial=-1)) + 1
+        if len(rows) == total and bool((np.diff(rows) == 1).all()):
+            return None
+        return as_tensor(rows, self.device)
+
+    def nodes(self, type: int) -> Tensor | None:
+        """Node numbers of a type's rows; None where the type has all nodes in order."""
+
+        def make() -> Tensor | None:
+            nodes = self.plan.rows[type]
+            if len(nodes) == self.plan.program.num_nodes and bool((np.diff(nodes) == 1).all()):
+                return None
+            return as_tensor(nodes.astype(np.int64), self.device)
+
+        return self._once(("nodes", type), make)
+
+    def row_of_node(self) -> Tensor:
+        return self._once("row of node", lambda: as_tensor(self.plan.row, self.device))
+
+    def step_sizes(self, type: int) -> list[int]:
+        def make() -> list[int]:
+            lo, hi = self.plan.type_steps(type)
+            return cast(list[int], (hi - lo).tolist())
+
+        return self._once(("sizes", type), make)
+
+    def edge_sizes(self, read: Read) -> list[int]:
+        def make() -> list[int]:
+            assert read.offsets is not None
+            lo, hi = self.plan.type_steps(read.type)
+            return cast(list[int], (read.offsets[hi] - read.offsets[lo]).tolist())
+
+        return self._once(("edge sizes", read.type, read.port), make)
+
+    def seg(self, read: Read) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        """Which row each edge belongs to, and segment bounds: over all rows, and for each step counted from its start."""
+
+        def make() -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+            assert read.offsets is not None
+            lo, hi = self.plan.type_steps(read.type)
+            counts = np.diff(read.offsets)
+            whole = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+            inside = whole - np.repeat(np.repeat(lo, hi - lo), counts)
+            edge_cuts = read.offsets[np.concatenate((lo, hi[-1:]))]
+            segs = list(as_tensor(inside, self.device).split(np.diff(edge_cuts).tolist()))
+            return as_tensor(whole, self.device), as_tensor(read.offsets, self.device), segs, self._bounds(read, lo, hi)
+
+        return self._once(("seg", read.type, read.port), make)
+
+    def _bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> list[Tensor]:
+        assert read.offsets is not None
+        sizes = hi - lo
+        total = int(sizes.sum()) + len(sizes)
+        starts = np.concatenate(([0], np.cumsum(sizes + 1)))[:-1]
+        at = np.arange(total) - np.repeat(starts, sizes + 1) + np.repeat(lo, sizes + 1)
+        relative = read.offsets[at] - np.repeat(read.offsets[lo], sizes + 1)
+        return list(as_tensor(relative.astype(np.int32), self.device).split((sizes + 1).tolist()))
+
+    def read(self, read: Read) -> ReadIndex:
+        def make() -> ReadIndex:
+            index = as_tensor(read.index, self.device)
+            element = read.offsets[read.bounds] if read.offsets is not None else read.bounds * read.width
+            sizes = np.diff(element).tolist()
+            bounds = None
+            if read.kind == "sum":
+                bounds = self._bounds(read, read.bounds[:-1], read.bounds[1:])
+            return ReadIndex(read, index, list(index.split(sizes)), read.slices.tolist(), sizes, bounds)
+
+        return self._once(("read", read.type, read.port), make)
+
+    def class_rows(self, type: int, output: int) -> tuple[int, int] | Tensor:
+        """Where a type's rows are in their class: one range, or an index."""
+
+        def make() -> tuple[int, int] | Tensor:
+            rows = self.plan.class_row[type, output]
+            if len(rows) and bool((np.diff(rows) == 1).all()):
+                return int(rows[0]), int(rows[-1]) + 1
+            return as_tensor(rows, self.device)
+
+        return self._once(("class rows", type, output), make)
+
+    def class_starts(self, type: int, output: int) -> list[int]:
+        """The first class row that each step of a type writes."""
+        return self._once(
+            ("class starts", type, output),
+            lambda: self.plan.class_row[type, output][self.plan.type_steps(type)[0]].tolist(),
+        )
+
+    def back(self, type: int, port: int, group: int) -> BackIndex | None:
+        def make() -> BackIndex | None:
+            back = returns(self.plan).get((type, port, group))
+            return None if back is None else self._back(back)
+
+        return self._once(("back", type, port, group), make)
+
+    def _back(self, back: Return) -> BackIndex:
+        cuts = back.bounds.tolist()
+        element = back.offsets[back.bounds].tolist()
+        index = as_tensor(back.index, self.device)
+        single = None if back.single is None else as_tensor(back.single, self.device)
+        pieces: list[None | int | Tensor | tuple[Tensor, Tensor]] = []
+        for i, (start, nothing) in enumerate(zip(back.slices.tolist(), back.nothing.tolist(), strict=True)):
+            if nothing:
+                pieces.append(None)
+            elif start != NOT_A_SLICE:
+                pieces.append(start)
+            elif single is not None:
+                pieces.append(single[cuts[i] : cuts[i + 1]])
+            else:
+                offsets = back.offsets[cuts[i] : cuts[i + 1] + 1]
+                bounds = as_tensor((offsets - offsets[0]).astype(np.int32), self.device)
+                pieces.append((index[element[i] : element[i + 1]], bounds))
+        return BackIndex(back, pieces, {back.first + cut: i for i, cut in enumerate(cuts[:-1])})
+
+    def _once(self, key: object, make: Callable[[], T]) -> T:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast(T, self._kept[key])

@@ -1,0 +1,169 @@
+"""Cut a cell's tape in pieces by one rule: what is on no cycle runs once over all rows, only the rest runs level by level.
+
+Forward, with the recurrent inputs (states read from the same group) and recurrent outputs (states that the group reads):
+
+    before   does not depend on a recurrent input            once, before the sweep
+    during   depends on one, and a recurrent output needs it  per step
+    after    the rest                                         once, after the sweep
+
+Backward the same with gradients: `late` values do not depend on a recurrent gradient, `back` ones do and a recurrent gradient
+needs them, `sums` are the rest: parameter gradients, one large product over all rows. Views belong to no piece: each piece makes
+the views it needs. In a group that is on no cycle everything is `before` and `late`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from weft.errors import TraceError
+from weft.graph import ops
+from weft.graph.tape import Tape, Value, operands
+from weft.run.recompute import copy_tape, recompute_in_backward
+from weft.run.views import bases, is_free
+
+FORWARD = ("before", "during", "after")
+BACKWARD = ("late", "back", "sums")
+PER_STEP = ("during", "back")
+
+
+@dataclass(eq=False)
+class Piece:
+    """Operations that run together. `gives` are the values that other pieces or the caller need from it."""
+
+    stage: str
+    values: list[Value] = field(default_factory=list)
+    takes: list[Value] = field(default_factory=list)
+    gives: list[Value] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Split:
+    """A tape cut in pieces, for one choice of recurrent inputs and outputs and of wanted gradients."""
+
+    tape: Tape
+    pieces: dict[str, Piece]
+    home: dict[int, str]
+    """The stage in which each value (by id) is computed."""
+    outputs: dict[Hashable, Value]
+    gradients: dict[Hashable, Value]
+
+
+def split(
+    tape: Tape,
+    recurrent_in: Iterable[Hashable],
+    recurrent_out: Iterable[Hashable],
+    wanted_outputs: Iterable[Hashable],
+    gradients: Iterable[Hashable],
+    cotangents: Iterable[Hashable],
+    recompute: bool = False,
+) -> Split:
+    """Cut `tape`. `gradients` are the input names whose gradient is wanted (none: inference)."""
+    tape = copy_tape(tape) if recompute else tape
+    recurrent_in, recurrent_out, cotangents = set(recurrent_in), set(recurrent_out), set(cotangents)
+    asked = set(wanted_outputs)
+    outputs = {n[1]: v for n, v in tape.outputs.items() if v is not None and n[0] == "out" and n[1] in asked}  # type: ignore[index]
+    depends = _descendants(tape, [v for name, v in tape.inputs.items() if name in recurrent_in])
+    from_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct"])  # type: ignore[index]
+    from_given_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct" and name[1] in cotangents])  # type: ignore[index]
+    from_recurrent_ct = _descendants(tape, [v for n, v in tape.inputs.items() if n[0] == "ct" and n[1] in recurrent_out])  # type: ignore[index]
+    wanted = {}
+    for name in gradients:
+        value = tape.outputs.get(("grad", name))
+        if value is not None and id(value) in from_given_ct:
+            wanted[name] = value
+    forward = _ancestors(tape, outputs.values())
+    states = _ancestors(tape, [v for name, v in outputs.items() if name in recurrent_out])
+    backward = _ancestors(tape, wanted.values())
+    returning = _ancestors(tape, [v for name, v in wanted.items() if name in recurrent_in])
+
+    home: dict[int, str] = {}
+    for value in tape.values:
+        key = id(value)
+        if key in from_ct:
+            if key in backward:
+                recurrent = key in from_recurrent_ct
+                home[key] = "late" if not recurrent else "back" if key in returning else "sums"
+        elif key in forward:
+            home[key] = "before" if key not in depends else "during" if key in states else "after"
+        elif key in backward:
+            home[key] = "late"
+    if recompute:
+        recompute_in_backward(tape, home, from_ct)
+    _keep_parts_with_their_operation(tape, home)
+    return _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out)
+
+
+def _keep_parts_with_their_operation(tape: Tape, home: dict[int, str]) -> None:
+    for value in tape.values:
+        if ops.is_getitem(value.target) and not is_free(value) and id(value) in home:
+            home[id(value)] = home[id(value.args[0])]
+    for value in tape.values:
+        at = home.get(id(value))
+        if at in PER_STEP and not is_free(value) and value.shape is not None and value.row_dim is None:
+            raise TraceError(f"{value.target} adds up different rows inside the recurrence")
+
+
+def _pieces(
+    tape: Tape,
+    home: dict[int, str],
+    outputs: dict[Hashable, Value],
+    wanted: dict[Hashable, Value],
+    recurrent_in: set[Hashable],
+    recurrent_out: set[Hashable],
+) -> Split:
+    pieces = {stage: Piece(stage) for stage in (*FORWARD, *BACKWARD)}
+    for value in tape.values:
+        if id(value) in home and not is_free(value):
+            pieces[home[id(value)]].values.append(value)
+    # A state that the recurrence does not touch is still written step by step, by the piece that runs per step.
+    owed: dict[str, list[Value]] = {stage: [] for stage in pieces}
+    for name, value in outputs.items():
+        if name in recurrent_out:
+            owed["during"].append(value)
+        else:
+            owed[_latest(value, home, FORWARD, "before")].append(value)
+    for name, value in wanted.items():
+        owed["back" if name in recurrent_in else _latest(value, home, BACKWARD, "late")].append(value)
+    for piece in pieces.values():
+        inside = {id(value) for value in piece.values}
+        taken: dict[int, Value] = {}
+        for value in [*piece.values, *owed[piece.stage]]:
+            needs = [value] if id(value) not in inside else list(operands(value))
+            for operand in needs:
+                for base in bases(operand):
+                    if id(base) not in inside:
+                        taken[id(base)] = base
+        piece.takes = list(taken.values())
+    for piece in pieces.values():
+        for base in piece.takes:
+            producer = home.get(id(base))
+            if producer is not None and base not in pieces[producer].gives:
+                pieces[producer].gives.append(base)
+    for stage, values in owed.items():
+        for value in values:
+            if value not in pieces[stage].gives:
+                pieces[stage].gives.append(value)
+    return Split(tape, pieces, home, outputs, wanted)
+
+
+def _latest(value: Value, home: dict[int, str], order: tuple[str, ...], default: str) -> str:
+    """The last stage that a value seen through views depends on."""
+    stages = [home[id(base)] for base in bases(value) if home.get(id(base)) in order]
+    return max(stages, key=order.index, default=default)
+
+
+def _descendants(tape: Tape, roots: Iterable[Value]) -> set[int]:
+    found = {id(root) for root in roots}
+    for value in tape.values:
+        if any(id(operand) in found for operand in operands(value)):
+            found.add(id(value))
+    return found
+
+
+def _ancestors(tape: Tape, roots: Iterable[Value]) -> set[int]:
+    found = {id(root) for root in roots}
+    for value in reversed(tape.values):
+        if id(value) in found:
+            found.update(id(operand) for operand in operands(value))
+    return found

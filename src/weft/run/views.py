@@ -1,0 +1,24 @@
+"""Views cost nothing: they belong to no piece, and every piece makes those it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.graph import ops
+from weft.graph.tape import Value, operands
+
+
+def is_free(value: Value) -> bool:
+    """Views and their parts are made where they are needed."""
+    if ops.is_getitem(value.target):
+        return value.args[0].target in ops.TUPLE_VIEWS
+    return ops.is_view(value.target)
+
+
+def bases(value: Value) -> Iterator[Value]:
+    """The values that must exist so that `value`, seen through views, can be read."""
+    if not is_free(value):
+        yield value
+        return
+    for operand in operands(value):
+        yield from bases(operand)
