@@ -1,0 +1,89 @@
+"""Measure weft beside the alternatives: `python -m benchmarks.run tree_lstm --batch 64 --mode train`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks import data, report
+from benchmarks.harness import Instance, Mode, Unequal, best_hand, check, measure
+from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.common import CaseSpec, Options
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"workloads, all by default: {', '.join(WORKLOADS)}")
+    parser.add_argument("--data", help="folder with sst/, sick/, glove_sick/ (default: WEFT_DATA)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[], help="batch sizes instead of the workload's own")
+    parser.add_argument("--mode", choices=("train", "infer", "both"), default="both")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeat", type=int, help="timed rounds (default: 15, for single examples 5)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: does it run, is it equal")
+    parser.add_argument("--dynet", metavar="PYTHON", help="an interpreter with DyNet, to add its row (benchmarks/peers)")
+    parser.add_argument("--out", type=Path, default=report.REPORTS, help="folder of the report")
+    chosen = parser.parse_args(given)
+    if unknown := [name for name in chosen.names if name not in WORKLOADS]:
+        parser.error(f"no workload named {unknown[0]}; there are: {', '.join(WORKLOADS)}")
+    return chosen
+
+
+def _rounds(chosen: argparse.Namespace, instances: Sequence[Instance]) -> int:
+    if chosen.repeat:
+        return int(chosen.repeat)
+    if chosen.quick:
+        return 3
+    return 15 if len(instances) == 1 else 5
+
+
+def run_case(case: CaseSpec, chosen: argparse.Namespace) -> list[report.Result]:
+    """Check in float64 and float32, then measure in float32."""
+    where = f"{case.workload}, {case.label}"
+    try:
+        worst = check(case.build(torch.float64), torch.float64)
+        instances = case.build(torch.float32)
+        check(instances, torch.float32)
+    except Unequal as why:
+        raise Unequal(f"{where}: {why}; nothing is reported") from None
+    modes: tuple[Mode, ...] = ("train", "infer") if chosen.mode == "both" else (chosen.mode,)
+    results = []
+    for mode in modes:
+        timings = measure(instances, mode, _rounds(chosen, instances))
+        facts = dict(instances[0].facts) if len(instances) == 1 else {"single examples": len(instances)}
+        notes: list[str] = []
+        results.append(report.Result(case, mode, timings, best_hand(instances[0], timings), facts, worst, notes))
+    return results
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    chosen = arguments(given)
+    torch.set_num_threads(chosen.threads)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    try:
+        options = Options(data.folder(chosen.data), tuple(chosen.batch), chosen.quick)
+        cases = [case for name in chosen.names or WORKLOADS for case in WORKLOADS[name](options)]
+    except data.DataMissing as why:
+        console.print(str(why))
+        return 2
+    results: list[report.Result] = []
+    try:
+        for case in cases:
+            for result in run_case(case, chosen):
+                report.show(result, console)
+                results.append(result)
+    except Unequal as why:
+        console.print(f"[bold]not equal[/bold]: {why}")
+        return 1
+    path = report.write(results, chosen.out)
+    missed = sum(not verdict.passed for result in results for verdict in result.verdicts())
+    console.print(f"{sum(len(r.verdicts()) for r in results)} targets, {missed} missed; report: {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What the workloads have in common: a case to measure, its targets, and the step that weft takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import weft
+from benchmarks.harness import Instance, Mode, Variant, training
+
+HAND = "hand-batched"
+PRODUCTS = "matrix products alone"
+ONE = "one by one"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What weft wants to reach: its time at most `at_most` times that of `against` (a variant's name, or `HAND`)."""
+
+    mode: Mode
+    against: str
+    at_most: float
+    aim: float | None = None
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """One size of one workload. `build` makes its instances in a dtype, all with the same parameters and data."""
+
+    workload: str
+    label: str
+    batch: int
+    build: Callable[[torch.dtype], list[Instance]]
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which sizes of a workload to make. `batches` replaces the workload's own; `quick` keeps the small ones."""
+
+    data: Path | None = None
+    batches: tuple[int, ...] = ()
+    quick: bool = False
+
+    def choose(self, usual: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
+        return self.batches or (quick if self.quick else usual)
+
+
+class _WeftStep:
+    """A step from cached graphs of the examples: merging and planning are part of it.
+
+    Each call gets the examples in another order, as training would bring them, so no plan of the batch can be kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graphs: Sequence[weft.Graph],
+        inputs: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        output: Callable[[weft.Graph, Tensor], Tensor],
+    ) -> None:
+        self.model, self.graphs, self.inputs, self.labels, self.output = model, graphs, inputs, labels, output
+        self.generator = np.random.default_rng(0)
+        self.shuffle()
+
+    def shuffle(self) -> None:
+        self.places = self.generator.permutation(len(self.graphs)).tolist()
+        self.shuffled = [self.graphs[place] for place in self.places]
+        self.x = torch.cat([self.inputs[place] for place in self.places])
+        self.y = torch.cat([self.labels[place] for place in self.places]) if self.labels else torch.empty(0)
+
+    def run(self) -> Tensor:
+        merged = weft.Graph.batch(self.shuffled)
+        return self.output(merged, self.model(merged, self.x))
+
+    def plan(self) -> None:
+        weft.plan(self.model, weft.Graph.batch(self.shuffled), self.x)
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Outputs brought back from the shuffled into the given order of the examples."""
+        per_root = len(rows) == len(self.graphs)
+        sizes = [1 if per_root else self.graphs[place].num_vertices for place in self.places]
+        pieces = dict(zip(self.places, rows.split(sizes), strict=True))
+        return torch.cat([pieces[place] for place in range(len(self.graphs))])
+
+
+def weft_variants(
+    model: nn.Module,
+    graphs: Sequence[weft.Graph],
+    inputs: Sequence[Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    labels: Sequence[Tensor] = (),
+    output: Callable[[weft.Graph, Tensor], Tensor] = lambda graph, pushed: pushed,
+) -> list[Variant]:
+    """weft itself, and merging and planning alone. `loss` gets outputs and labels."""
+    step = _WeftStep(model, graphs, inputs, labels, output)
+
+    def plan() -> None:
+        step.plan()
+
+    return [
+        Variant("weft", "weft", training(lambda: loss(step.run(), step.y)), step.run, step.in_order, step.shuffle),
+        Variant("weft, planning alone", "planning", plan, plan, prepare=step.shuffle),
+    ]
+
+
+def part(model: nn.Module, kind: type[T]) -> T:
+    """The submodule of that class."""
+    return next(module for module in model.modules() if isinstance(module, kind))
+
+
+def readable(rows: Tensor) -> Tensor:
+    """Rows of a buffer that is still being written: autograd needs them copied before it may keep them."""
+    return rows.clone() if torch.is_grad_enabled() else rows
+
+
+def roots(graph: weft.Graph, pushed: Tensor) -> Tensor:
+    """The rows of the roots, one for each tree."""
+    return pushed.index_select(0, torch.as_tensor(graph.roots, device=pushed.device))
+
+
+def squares(rows: Tensor, _: Tensor | None = None) -> Tensor:
+    """A loss that reaches every output."""
+    return rows.square().sum()
