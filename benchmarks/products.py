@@ -34,7 +34,7 @@ class _Timed:
         self.y = torch.empty(total, layer.n, dtype=dtype).normal_()
         self.dy = torch.randn(total, layer.n, dtype=dtype)
         self.dx = torch.empty_like(self.x)
-        self.levels = [tuple(t.split(list(layer.rows))) for t in (self.x, self.y, self.dy, self.dx)]
+        self.levels = [tuple(t.split_with_sizes(list(layer.rows))) for t in (self.x, self.y, self.dy, self.dx)]
 
     def forward(self) -> None:
         transposed = self.weight.t()

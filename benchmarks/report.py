@@ -7,14 +7,13 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Mode, Timing
@@ -51,7 +50,6 @@ class Result:
     hand: str
     facts: Mapping[str, float]
     largest_difference: float
-    notes: list[str] = field(default_factory=list)
 
     def verdicts(self) -> list[Verdict]:
         """Every target of this mode whose other side was measured."""
@@ -78,12 +76,6 @@ def table(result: Result) -> Table:
         label = f"{name} *" if name == result.hand else name
         shown.add_row(label, f"{timing.median:.2f} ({timing.minimum:.2f})", f"{timing.median / base:.2f}", targets)
     return shown
-
-
-def show(result: Result, console: Console) -> None:
-    console.print(table(result))
-    for note in result.notes:
-        console.print(f"  {note}")
 
 
 def _version(package: str) -> str | None:
@@ -127,7 +119,6 @@ def _record(result: Result) -> dict[str, Any]:
         "hand_batched": result.hand,
         "variants": {name: {**asdict(t), "x_hand": t.median / base} for name, t in result.timings.items()},
         "targets": [{**asdict(v), "passed": v.passed} for v in result.verdicts()],
-        "notes": result.notes,
     }
 
 

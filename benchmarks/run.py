@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from benchmarks import data, report
-from benchmarks.harness import Instance, Mode, Unequal, best_hand, check, measure
+from benchmarks.harness import Instance, Mode, Timing, Unequal, best_hand, check, measure
+from benchmarks.peers import run_dynet
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.common import CaseSpec, Options
 
@@ -41,22 +42,31 @@ def _rounds(chosen: argparse.Namespace, instances: Sequence[Instance]) -> int:
     return 15 if len(instances) == 1 else 5
 
 
-def run_case(case: CaseSpec, chosen: argparse.Namespace) -> list[report.Result]:
+def _peers(case: CaseSpec, chosen: argparse.Namespace, options: Options, rounds: int) -> dict[str, dict[Mode, Timing]]:
+    if not chosen.dynet or case.workload != "tree_lstm":
+        return {}
+    return {run_dynet.NAME: run_dynet.measure(chosen.dynet, case, options, min(rounds, 7))}
+
+
+def run_case(case: CaseSpec, chosen: argparse.Namespace, options: Options) -> list[report.Result]:
     """Check in float64 and float32, then measure in float32."""
     where = f"{case.workload}, {case.label}"
     try:
         worst = check(case.build(torch.float64), torch.float64)
         instances = case.build(torch.float32)
         check(instances, torch.float32)
+        rounds = _rounds(chosen, instances)
+        peers = _peers(case, chosen, options, rounds)
     except Unequal as why:
         raise Unequal(f"{where}: {why}; nothing is reported") from None
     modes: tuple[Mode, ...] = ("train", "infer") if chosen.mode == "both" else (chosen.mode,)
     results = []
     for mode in modes:
-        timings = measure(instances, mode, _rounds(chosen, instances))
+        timings = measure(instances, mode, rounds)
         facts = dict(instances[0].facts) if len(instances) == 1 else {"single examples": len(instances)}
-        notes: list[str] = []
-        results.append(report.Result(case, mode, timings, best_hand(instances[0], timings), facts, worst, notes))
+        hand = best_hand(instances[0], timings)
+        timings |= {name: times[mode] for name, times in peers.items()}
+        results.append(report.Result(case, mode, timings, hand, facts, worst))
     return results
 
 
@@ -73,9 +83,12 @@ def main(given: Sequence[str] | None = None) -> int:
     results: list[report.Result] = []
     try:
         for case in cases:
-            for result in run_case(case, chosen):
-                report.show(result, console)
+            for result in run_case(case, chosen, options):
+                console.print(report.table(result))
                 results.append(result)
+    except run_dynet.PeerFailed as why:
+        console.print(str(why), markup=False)
+        return 2
     except Unequal as why:
         console.print(f"[bold]not equal[/bold]: {why}")
         return 1

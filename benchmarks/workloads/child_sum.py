@@ -41,10 +41,12 @@ class Hand:
         """What the inputs give, once for all: [n, 3 D] for each level, [edges, D] for each level above the leaves."""
         counts = self.levels.counts
         forget = self.model.f(self.x[counts[0] :]).index_select(0, self.edge_parents)
-        return self.model.iou(self.x).split(counts), forget.split([len(kids) for kids in self.levels.kids])
+        return self.model.iou(self.x).split_with_sizes(counts), forget.split_with_sizes(
+            [len(kids) for kids in self.levels.kids]
+        )
 
     def state(self, rows: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        gates, u = rows.split([2 * D, D], 1)
+        gates, u = rows.split_with_sizes([2 * D, D], 1)
         i, o = gates.sigmoid().chunk(2, 1)
         c = i * u.tanh()
         if kept is not None:

@@ -89,7 +89,7 @@ class _WeftStep:
         """Outputs brought back from the shuffled into the given order of the examples."""
         per_root = len(rows) == len(self.graphs)
         sizes = [1 if per_root else self.graphs[place].num_vertices for place in self.places]
-        pieces = dict(zip(self.places, rows.split(sizes), strict=True))
+        pieces = dict(zip(self.places, rows.split_with_sizes(sizes), strict=True))
         return torch.cat([pieces[place] for place in range(len(self.graphs))])
 
 

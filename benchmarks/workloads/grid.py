@@ -39,7 +39,7 @@ class Hand:
 
     def hoisted(self) -> tuple[Tensor, ...]:
         rows: Tensor = self.model.input(self.x)
-        return rows.split(self.counts)
+        return tuple(rows.split_with_sizes(self.counts))
 
     def first(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         i, o, _, _, u = rows.chunk(5, 1)
@@ -48,8 +48,8 @@ class Hand:
 
     def wave(self, rows: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """One wave from the neighbours' states [n, 2 D], above and left side by side."""
-        gates, update = torch.addmm(rows, h, self.model.hidden.weight.t()).split([4 * D, D], 1)
-        i, o, forget = gates.sigmoid().split([D, D, 2 * D], 1)
+        gates, update = torch.addmm(rows, h, self.model.hidden.weight.t()).split_with_sizes([4 * D, D], 1)
+        i, o, forget = gates.sigmoid().split_with_sizes([D, D, 2 * D], 1)
         c = i * update.tanh() + (forget.view(-1, 2, D) * c.view(-1, 2, D)).sum(1)
         return o * c.tanh(), c
 
@@ -106,7 +106,7 @@ def one_by_one(model: GridCell, xs: list[Tensor]) -> Tensor:
         for at, row in enumerate(x.unbind()):
             r, k = divmod(at, SIDE)
             (h0, c0), (h1, c1) = states.get((r - 1, k), (zero, zero)), states.get((r, k - 1), (zero, zero))
-            gates, update = (model.input(row) + model.hidden(torch.cat([h0, h1]))).split([4 * D, D])
+            gates, update = (model.input(row) + model.hidden(torch.cat([h0, h1]))).split_with_sizes([4 * D, D])
             i, o, f0, f1 = gates.sigmoid().chunk(4)
             c = i * update.tanh() + f0 * c0 + f1 * c1
             states[r, k] = (o * c.tanh(), c)

@@ -34,7 +34,7 @@ class Hand:
 
     def hoisted(self) -> tuple[Tensor, ...]:
         rows: Tensor = self.model.input(self.packed.data)
-        return rows.split(self.counts)
+        return tuple(rows.split_with_sizes(self.counts))
 
     def first(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         i, _, g, o = rows.chunk(4, 1)
@@ -43,7 +43,7 @@ class Hand:
 
     def step(self, rows: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """One step from the previous states of the sequences that still run."""
-        gates, g, o = torch.addmm(rows, h, self.model.hidden.weight.t()).split([2 * D, D, D], 1)
+        gates, g, o = torch.addmm(rows, h, self.model.hidden.weight.t()).split_with_sizes([2 * D, D, D], 1)
         i, f = gates.sigmoid().chunk(2, 1)
         c = f * c + i * g.tanh()
         return o.sigmoid() * c.tanh(), c
@@ -102,7 +102,7 @@ def torch_lstm(model: LSTM) -> nn.LSTM:
     lstm = nn.LSTM(D_IN, D).to(model.input.weight.dtype)
     lstm.weight_ih_l0, lstm.bias_ih_l0 = model.input.weight, model.input.bias
     lstm.weight_hh_l0 = model.hidden.weight
-    lstm.bias_hh_l0 = nn.Parameter(torch.zeros_like(lstm.bias_hh_l0), requires_grad=False)
+    lstm.bias_hh_l0 = nn.Parameter(torch.zeros_like(model.input.bias), requires_grad=False)
     return lstm
 
 
@@ -110,7 +110,7 @@ def make_instance(model: LSTM, xs: Sequence[Tensor]) -> Instance:
     """`xs`: the inputs of each sequence, the longest first."""
     packed = pack_sequence(list(xs))
     hand = Hand(model, packed, packed.batch_sizes.tolist())
-    numbers = torch.arange(len(packed.data)).split([len(x) for x in xs])
+    numbers = torch.arange(len(packed.data)).split_with_sizes([len(x) for x in xs])
     order = pack_sequence(list(numbers)).data
     lstm = torch_lstm(model)
 

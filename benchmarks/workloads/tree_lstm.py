@@ -43,8 +43,8 @@ class Hand:
     def inner(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """One level, from the states [2n, D] of its vertices' children."""
         hidden = self.node.hidden
-        gates, update = F.linear(h.view(-1, 2 * D), hidden.weight, hidden.bias).split([4 * D, D], 1)
-        i, o, forget = gates.sigmoid().split([D, D, 2 * D], 1)
+        gates, update = F.linear(h.view(-1, 2 * D), hidden.weight, hidden.bias).split_with_sizes([4 * D, D], 1)
+        i, o, forget = gates.sigmoid().split_with_sizes([D, D, 2 * D], 1)
         c = i * update.tanh() + (forget.view(-1, 2, D) * c.view(-1, 2, D)).sum(1)
         return o * c.tanh(), c
 
@@ -97,7 +97,7 @@ def one_by_one(hand: Hand, trees: Sequence[data.BinaryTree], rows: Sequence[Tens
                 states.append((o.sigmoid() * c.tanh(), c))
                 continue
             (h0, c0), (h1, c1) = states[left], states[right]
-            gates, update = hand.node.hidden(torch.cat([h0, h1])).split([4 * D, D])
+            gates, update = hand.node.hidden(torch.cat([h0, h1])).split_with_sizes([4 * D, D])
             i, o, f0, f1 = gates.sigmoid().chunk(4)
             c = i * update.tanh() + f0 * c0 + f1 * c1
             states.append((o * c.tanh(), c))
@@ -121,7 +121,9 @@ def _rows(tree: data.BinaryTree, table: Tensor) -> Tensor:
 
 def make_model(dtype: torch.dtype) -> NaryTreeLSTM:
     torch.manual_seed(0)
-    return NaryTreeLSTM(D_IN, D, classes=CLASSES).to(dtype)
+    model = NaryTreeLSTM(D_IN, D, classes=CLASSES)
+    model.to(dtype)
+    return model
 
 
 def make_instance(model: NaryTreeLSTM, trees: Sequence[data.BinaryTree], table: Tensor) -> Instance:
