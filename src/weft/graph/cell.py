@@ -23,15 +23,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from weft.errors import TraceError, WeftError
 from weft.graph.capture import Place, Surroundings, fetch, same, snapshot
 from weft.graph.lowering import CellMode
+from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
 from weft.graph.simplify import simplify
+from weft.graph.slots import join_slots
 from weft.graph.tape import Tape
 from weft.graph.twin import Sizes, twin_trace
 
 Body = Callable[[Any], Mapping[Hashable, Tensor]]
 """A cell's code: from what it can ask for (`weft.graph.rows.Rows`) to its named outputs."""
 
-PER_EDGE = ("edge", "edge_feed", "seg")
+PER_EDGE = ("edge", "edge_feed", "edge_number")
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,29 @@ class Signature:
     outputs: dict[Hashable, TensorSpec]
 
 
+def ports_of(asked: Mapping[Hashable, TensorSpec], first_child: int) -> tuple[Port, ...]:
+    """How a cell that asks for these inputs reads its arguments."""
+    kinds: dict[str, set[int]] = {}
+    for name in asked:
+        assert isinstance(name, tuple)
+        if name[0] in ("slot", "filled", "slot_edge"):
+            kinds.setdefault("slots", set()).add(name[1])
+        elif name[0] in PER_EDGE:
+            kinds["edges"] = {first_child}
+        elif name[0] == "sum":
+            kinds["sum"] = {first_child}
+    if ("count",) in asked and not kinds.keys() & {"sum", "edges"}:
+        kinds["sum"] = {first_child}
+    return tuple(Port(kind, tuple(sorted(positions))) for kind, positions in sorted(kinds.items()))
+
+
 @dataclass(frozen=True)
 class Trace:
     """A traced cell. Valid while `holds()`; `captured()` fetches the outside tensors in the order of the tape's inputs."""
 
     name: str
     tape: Tape
-    asked: dict[Hashable, TensorSpec]
+    ports: tuple[Port, ...]
     outputs: dict[Hashable, TensorSpec]
     places: tuple[Place, ...]
     tensor_kinds: tuple[tuple[Any, ...], ...]
@@ -104,6 +122,8 @@ def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trac
         signature = discover(body, spec)
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
         tape = _tape(body, spec, signature)
+        ports = ports_of(signature.asked, spec.first_child)
+        join_slots(tape, next((port.positions for port in ports if port.kind == "slots"), ()))
     except (WeftError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -111,7 +131,7 @@ def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trac
     return Trace(
         name,
         tape,
-        signature.asked,
+        ports,
         signature.outputs,
         places,
         tuple(_kind(tensor) for tensor in signature.captures),
@@ -144,8 +164,8 @@ def differentiable(spec: TensorSpec) -> bool:
 
 
 def _tape(body: Body, spec: Spec, signature: Signature) -> Tape:
-    asked = dict(signature.asked)
-    has_edges = any(name[0] in PER_EDGE for name in asked if isinstance(name, tuple))
+    asked = {name: wanted for name, wanted in signature.asked.items() if name != ("edge_number",)}
+    has_edges = ("edge_number",) in signature.asked
     names: list[Hashable] = [("capture", i) for i in range(len(signature.captures))] + list(asked)
     seg = ("seg",)
     if has_edges:
@@ -194,7 +214,7 @@ def _batched(body: Body, spec: Spec, signature: Signature, inputs: dict[Hashable
     """The code for all vertices at once: vmap over the vertices' inputs, with stand-ins for the outside tensors."""
     stand_ins = {id(t): inputs[("capture", i)] for i, t in enumerate(signature.captures)}
     per_vertex = {name: inputs[name] for name in signature.asked if name[0] not in PER_EDGE}  # type: ignore[index]
-    per_edge = {name: inputs[name] for name in signature.asked if name[0] in ("edge", "edge_feed")}  # type: ignore[index]
+    per_edge = {name: inputs[name] for name in inputs if name[0] in ("edge", "edge_feed")}  # type: ignore[index]
 
     def one(number: Tensor, mine: dict[Hashable, Tensor]) -> dict[Hashable, Tensor]:
         level = torch._C._functorch.maybe_get_level(number)

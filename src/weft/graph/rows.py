@@ -31,16 +31,19 @@ class TensorSpec:
 class Rows(Protocol):
     """The questions a cell may ask about the row it computes. `PerEdge` values stand for one tensor per child."""
 
-    def feed(self) -> Any: ...
+    def feed(self, name: str) -> Any: ...
     def slot(self, position: int, key: str) -> Tensor: ...
     def slot_filled(self, position: int) -> Tensor: ...
     def slot_edge(self, position: int) -> Any: ...
     def count(self) -> Tensor: ...
     def child_sum(self, key: str) -> Tensor: ...
-    def child_map(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any: ...
+    def child_map(self, fn: ChildFunction, *per_edge: Tensor) -> Any: ...
     def reduce_sum(self, per_edge: Tensor) -> Tensor: ...
     def reduce_max(self, per_edge: Tensor) -> Tensor: ...
 
+
+ChildFunction = Callable[..., Any]
+"""From a child's state, its edge row, and its rows of further per-edge tensors, to a nest of tensors."""
 
 Ask = Callable[[Hashable, TensorSpec], Tensor]
 
@@ -49,8 +52,8 @@ Ask = Callable[[Hashable, TensorSpec], Tensor]
 class Spec:
     """Everything outside the code that decides a trace: what is fed, what state the neighbours have."""
 
-    feed: Any
-    """A nest of TensorSpec, or None."""
+    feeds: tuple[tuple[str, Any], ...]
+    """Named nests of TensorSpec: what one row of the fed data looks like."""
     edge: Any
     state: tuple[tuple[str, TensorSpec], ...]
     first_child: int = 0
@@ -77,8 +80,8 @@ class _Asking:
     def _zeros(self, spec: TensorSpec) -> Tensor:
         return torch.zeros(spec.shape, dtype=spec.dtype, device=self.spec.device)
 
-    def feed(self) -> Any:
-        return self._nest(self.spec.feed, "feed")
+    def feed(self, name: str) -> Any:
+        return self._nest(dict(self.spec.feeds).get(name), "feed", name)
 
     def slot(self, position: int, key: str) -> Tensor:
         spec = self.state[key]
@@ -98,10 +101,10 @@ class _Asking:
         spec = TensorSpec((), self.spec.float_dtype)
         return self._zeros(spec) if self.spec.childless else self.ask(("count",), spec)
 
-    def _imagined_child(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any:
+    def _imagined_child(self, fn: ChildFunction, *per_edge: Tensor) -> Any:
         """What a map over no children would return for one: only its shape matters."""
         edge = tree_map_only(TensorSpec, self._zeros, self.spec.edge)
-        return fn({key: self._zeros(spec) for key, spec in self.state.items()}, edge)
+        return fn({key: self._zeros(spec) for key, spec in self.state.items()}, edge, *per_edge)
 
     def child_sum(self, key: str) -> Tensor:
         spec = self.state[key]
@@ -111,10 +114,11 @@ class _Asking:
 class OneRow(_Asking):
     """Single tensors: a child map runs once, reductions keep the shape."""
 
-    def child_map(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any:
+    def child_map(self, fn: ChildFunction, *per_edge: Tensor) -> Any:
         if self.spec.childless:
-            return self._imagined_child(fn)
-        return fn(_AskedState(self), self._edge())
+            return self._imagined_child(fn, *per_edge)
+        self.ask(("edge_number",), TensorSpec((), torch.int64))
+        return fn(_AskedState(self), self._edge(), *per_edge)
 
     def _edge(self) -> Any:
         return _Lazy(lambda: self._nest(self.spec.edge, "edge_feed"))
@@ -157,23 +161,23 @@ class ManyRows(_Asking):
         super().__init__(spec, ask)
         self.edges, self.seg, self.rows, self.level = edges, seg, rows, level
 
-    def child_map(self, fn: Callable[[Mapping[str, Tensor], Any], Any]) -> Any:
+    def child_map(self, fn: ChildFunction, *per_edge: Tensor) -> Any:
         if self.spec.childless:
-            return self._imagined_child(fn)
+            return self._imagined_child(fn, *per_edge)
         leaves, tree = torch.utils._pytree.tree_flatten(self.spec.edge)
         count = 0 if self.spec.edge is None else len(leaves)
 
-        def one_edge(inputs: dict[Hashable, Tensor]) -> Any:
-            level = _functorch.maybe_get_level(inputs["edge number"])
+        def one_edge(number: Tensor, inputs: dict[Hashable, Tensor], *extra: Tensor) -> Any:
+            level = _functorch.maybe_get_level(number)
             state = {key: inputs[("edge", key)] for key in self.state if ("edge", key) in inputs}
             feeds = [inputs.get(("edge_feed", i)) for i in range(count)]
             edge = torch.utils._pytree.tree_unflatten(feeds, tree) if count else None
             with CellMode(lambda tensor: self._on_edge(tensor, level)):
-                result = fn(state, edge)
+                result = fn(state, edge, *extra)
             return tree_map_only(Tensor, lambda tensor: self._on_edge(tensor, level), result)
 
         assert self.seg is not None
-        return torch.vmap(one_edge, randomness="different")({**self.edges, "edge number": self.seg})
+        return torch.vmap(one_edge, randomness="different")(self.seg, dict(self.edges), *per_edge)
 
     def _on_edge(self, tensor: Tensor, level: int) -> Tensor:
         """Repeat a vertex's value for each of its edges; leave everything else alone."""

@@ -14,13 +14,8 @@ from weft.graph.tape import Rows, Tape, Value, prune
 aten = torch.ops.aten
 
 
-def slot_positions(tape: Tape) -> tuple[int, ...]:
-    return tuple(sorted({name[1] for name in tape.inputs if isinstance(name, tuple) and name[0] == "slot"}))
-
-
-def join_slots(tape: Tape) -> None:
+def join_slots(tape: Tape, positions: tuple[int, ...]) -> None:
     """Rewrite a tape's slot inputs and slot gradients, in place."""
-    positions = slot_positions(tape)
     keys = list(dict.fromkeys(name[2] for name in tape.inputs if isinstance(name, tuple) and name[0] == "slot"))
     front: list[Value] = []
     for key in keys:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.graph.program import Ints, NodeType, Port, Program
+from weft.graph.program import Ints, Port, Program
 from weft.plan.condense import GroupOrder
 from weft.plan.levels import offsets as offsets_of
 from weft.plan.levels import stable_order
@@ -182,7 +182,7 @@ def _reads(
         node, out = _outputs_read(program, at)
         filled = node >= 0
         if not filled.any():
-            reads.append(_empty_read(t, p, port, node, bounds))
+            reads.append(_empty_read(t, p, port, at, bounds))
             continue
         one = int(np.argmax(filled))
         value_class = class_of[int(program.type[node[one]]), 0 if out is None else int(out[one])]
@@ -195,17 +195,17 @@ def _reads(
         element = bounds[cuts] if bounds is not None else cuts * len(port.positions)
         width = len(port.positions) if port.kind == "slots" else 1
         slices = _slices(index, element, classes[value_class].rows)
-        reads.append(Read(t, p, port.kind, width, value_class, recurrent, index, bounds, cuts.astype(np.int32), slices))
+        reads.append(Read(t, p, port.kind, width, value_class, recurrent, at, index, bounds, cuts.astype(np.int32), slices))
     return tuple(reads)
 
 
-def _empty_read(t: int, p: int, port: Port, node: Ints, bounds: Ints | None) -> Read:
+def _empty_read(t: int, p: int, port: Port, at: Ints, bounds: Ints | None) -> Read:
     """A port that finds nothing at all in this batch reads zeros; it belongs to no class."""
     width = len(port.positions) if port.kind == "slots" else 1
-    rows = len(bounds) - 1 if bounds is not None else len(node) // max(width, 1)
+    rows = len(bounds) - 1 if bounds is not None else len(at) // max(width, 1)
     cuts = np.array([0, rows], dtype=np.int32)
     return Read(
-        t, p, port.kind, width, -1, False, np.zeros(len(node), np.int32), bounds, cuts, np.full(1, NOT_A_SLICE, np.int32)
+        t, p, port.kind, width, -1, False, at, np.zeros(len(at), np.int32), bounds, cuts, np.full(1, NOT_A_SLICE, np.int32)
     )
 
 
@@ -222,7 +222,3 @@ def _slices(index: Ints, cuts: Ints, stop: int) -> Ints:
     found[straight] = index[begin[straight]]
     found[~full] = 0
     return found
-
-
-def node_type_names(types: tuple[NodeType, ...]) -> list[str]:
-    return [kind.name for kind in types]

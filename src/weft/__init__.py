@@ -1,0 +1,12 @@
+"""weft: write the network for one example, in plain PyTorch; run it batched, on any structure, with the same numbers."""
+
+from weft.api.function import Typed as Typed
+from weft.api.function import VertexFunction as VertexFunction
+from weft.api.graph import Graph as Graph
+from weft.errors import FallbackWarning as FallbackWarning
+from weft.errors import MissingKey as MissingKey
+from weft.errors import ShapeError as ShapeError
+from weft.errors import StructureError as StructureError
+from weft.errors import TraceError as TraceError
+from weft.errors import TypeMismatch as TypeMismatch
+from weft.errors import WeftError as WeftError

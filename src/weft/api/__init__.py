@@ -1,0 +1,1 @@
+"""What users write: graphs and vertex functions."""

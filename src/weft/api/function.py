@@ -1,0 +1,136 @@
+"""`VertexFunction`: what one vertex does, run on every vertex of a graph, batched."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.api.graph import Graph
+from weft.api.options import Options
+from weft.api.vertex import Vertex
+from weft.errors import TypeMismatch
+
+StateShapes = Mapping[str, tuple[int, ...] | int]
+
+
+class VertexFunction(nn.Module):
+    """The network of one vertex, in plain PyTorch; call it with a graph and it runs on all vertices, batched.
+
+    Subclasses give the shape of the state that vertices exchange and write `forward(self, v)` for one vertex.
+
+    >>> import torch, weft
+    >>> class Count(weft.VertexFunction):
+    ...     def __init__(self):
+    ...         super().__init__(state={"size": ()})
+    ...     def forward(self, v):
+    ...         size = v.gather().sum("size") + 1
+    ...         v.scatter(size=size)
+    ...         v.push(size)
+    >>> Count()(weft.Graph.from_parents([2, 2, 3, -1]))
+    tensor([1., 1., 3., 4.])
+    """
+
+    def __init__(self, state: StateShapes) -> None:
+        super().__init__()
+        if not isinstance(state, Mapping) or not state:
+            raise TypeMismatch(f"state: expected a mapping from keys to shapes, as {{'h': (64,)}}, got {state!r}")
+        self.state_shapes: dict[str, tuple[int, ...]] = {
+            key: (shape,) if isinstance(shape, int) else tuple(shape) for key, shape in state.items()
+        }
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("forward")
+        if own is not None and not hasattr(own, "_one_vertex"):
+            cls.forward = _dispatching(own)  # type: ignore[method-assign]
+
+    def forward(self, v: Any) -> Any:
+        """What one vertex does. Override it."""
+        raise TypeMismatch(f"{type(self).__name__} does not say what a vertex does; write forward(self, v)")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_weft"}
+
+    def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
+        """The function of each vertex type, by name."""
+        return [(type(self).__name__, self)]
+
+
+def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """With a vertex, the user's own code; with a graph, the whole computation. Module hooks thus fire once per call."""
+
+    @functools.wraps(forward)
+    def run(self: VertexFunction, v: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(v, Vertex):
+            return forward(self, v, *args, **kwargs)
+        return call(self, v, *args, **kwargs)
+
+    run._one_vertex = forward  # type: ignore[attr-defined]
+    return run
+
+
+def call(
+    model: VertexFunction,
+    graph: Any,
+    x: Any = None,
+    *,
+    edges: Any = None,
+    rounds: int | None = None,
+    init: Mapping[str, Tensor] | None = None,
+    **options: Any,
+) -> Any:
+    """Run a vertex function on a graph."""
+    from weft.api.vertexcall import VertexCall
+
+    if not isinstance(graph, Graph):
+        raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(graph).__name__}")
+    return VertexCall(model, graph, x, edges, rounds, init, Options.of(options)).run()
+
+
+class Typed(VertexFunction):
+    """Several kinds of vertices: one vertex function per type, all with the same state.
+
+    The graph's `types=` are the names used here, or ids in the order of this mapping. Rows of types that do not push are zeros.
+
+    >>> import torch, weft
+    >>> class One(weft.VertexFunction):
+    ...     def forward(self, v):
+    ...         v.scatter(n=torch.ones(())); v.push(torch.ones(()))
+    >>> class Double(weft.VertexFunction):
+    ...     def forward(self, v):
+    ...         n = 2 * v.gather().sum("n")
+    ...         v.scatter(n=n); v.push(n)
+    >>> model = weft.Typed({"leaf": One({"n": ()}), "node": Double({"n": ()})})
+    >>> model(weft.Graph([[], [], [0, 1]], types=["leaf", "leaf", "node"]))
+    tensor([1., 1., 4.])
+    """
+
+    def __init__(self, functions: Mapping[str, VertexFunction]) -> None:
+        if not isinstance(functions, Mapping) or not functions:
+            raise TypeMismatch("Typed: expected a mapping from type names to vertex functions")
+        for name, function in functions.items():
+            if not isinstance(function, VertexFunction):
+                raise TypeMismatch(f"Typed: expected a VertexFunction for {name!r}, got {type(function).__name__}")
+        first_name, first = next(iter(functions.items()))
+        for name, function in functions.items():
+            if function.state_shapes != first.state_shapes:
+                raise TypeMismatch(
+                    f"Typed: all types share one state, but {first_name!r} has {first.state_shapes} and {name!r} has "
+                    f"{function.state_shapes}"
+                )
+        super().__init__(first.state_shapes)
+        self.functions = nn.ModuleDict(dict(functions))
+
+    def forward(self, v: Any) -> Any:
+        raise TypeMismatch("Typed runs on a graph: model(graph, x)")
+
+    def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
+        return [(name, function) for name, function in self.functions.items()]  # type: ignore[misc]
+
+
+def first_float(model: nn.Module) -> torch.dtype | None:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), None)

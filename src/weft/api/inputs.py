@@ -1,0 +1,74 @@
+"""Checks on what a call was given, before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from weft.errors import MissingKey, ShapeError, StructureError, TypeMismatch
+from weft.graph.rows import TensorSpec
+
+
+def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
+    """The leaves of a nest of tensors with `count` rows each."""
+    if nest is None:
+        return []
+    leaves = tree_flatten(nest)[0]
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise TypeMismatch(f"{what}: expected a tensor or a nest of tensors, got {type(leaf).__name__}")
+        if leaf.dim() == 0 or leaf.shape[0] != count:
+            came = "a 0-d tensor" if leaf.dim() == 0 else f"{leaf.shape[0]} rows"
+            raise ShapeError(f"{what}: expected {count} rows, one for each of the graph's {of_what}, got {came}")
+    return leaves
+
+
+def one_device(name: str, model: nn.Module, tensors: Iterable[Tensor], wanted: torch.device | None) -> torch.device:
+    """The one device that parameters, inputs and graph are on."""
+    device, source = wanted, "the graph"
+    for where, tensor in [("the parameters", next(model.parameters(), None)), *(("the inputs", t) for t in tensors)]:
+        if tensor is None:
+            continue
+        if device is None:
+            device, source = tensor.device, where
+        elif tensor.device != device:
+            raise ShapeError(f"{name}: all tensors of a call live on one device, but {source} are on {device} and {where} on {tensor.device}")
+    return device or torch.get_default_device()
+
+
+def first_float(leaves: Iterable[Tensor]) -> torch.dtype | None:
+    return next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), None)
+
+
+def rounds(name: str, count: Any, init: Any) -> None:
+    if count is None:
+        if init is not None:
+            raise StructureError(f"{name}: init= is the state before the first round; it needs rounds=")
+    elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise TypeMismatch(f"{name}: rounds: expected a positive number, got {count!r}")
+
+
+def first_states(
+    name: str, init: Mapping[str, Tensor] | None, state: tuple[tuple[str, TensorSpec], ...], n: int, device: torch.device
+) -> dict[str, Tensor]:
+    """The states of round 0: given ones checked, missing ones zeros."""
+    known = dict(state)
+    for key in init or {}:
+        if key not in known:
+            raise MissingKey(f"{name}: init: unknown state key {key!r}; the state has {', '.join(map(repr, known))}")
+    found: dict[str, Tensor] = {}
+    for key, spec in state:
+        tensor = None if init is None else init.get(key)
+        if tensor is None:
+            tensor = torch.zeros((n, *spec.shape), dtype=spec.dtype, device=device)
+        elif tuple(tensor.shape) != (n, *spec.shape) or tensor.dtype != spec.dtype:
+            raise ShapeError(
+                f"{name}: init[{key!r}]: expected {spec.dtype} of shape {[n, *spec.shape]}, got {tensor.dtype} of shape "
+                f"{list(tensor.shape)}"
+            )
+        found[key] = tensor
+    return found

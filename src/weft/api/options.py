@@ -1,0 +1,43 @@
+"""The options that every batched call takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import TypeMismatch
+from weft.plan.schedule import POLICIES
+
+BACKENDS = ("auto", "reference", "eager", "compiled", "triton")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`policy` and `backend` choose how; `max_rows` caps the rows of a step; `recompute` trades time for memory."""
+
+    policy: str = "auto"
+    backend: str = "auto"
+    dedupe: bool = False
+    max_rows: int | None = None
+    recompute: bool = False
+    graph: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("policy", self.policy, POLICIES)
+        _one_of("backend", self.backend, BACKENDS)
+        if self.max_rows is not None and (not isinstance(self.max_rows, int) or self.max_rows < 1):
+            raise TypeMismatch(f"max_rows: expected a positive number or None, got {self.max_rows!r}")
+        if self.backend == "triton":
+            raise TypeMismatch("backend 'triton' is not part of this version; use 'auto', 'eager', 'compiled' or 'reference'")
+
+    @staticmethod
+    def of(options: dict[str, object]) -> Options:
+        known = Options.__dataclass_fields__
+        for name in options:
+            if name not in known:
+                raise TypeMismatch(f"unknown option {name!r}; the options are {', '.join(known)}")
+        return Options(**options)  # type: ignore[arg-type]
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise TypeMismatch(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")

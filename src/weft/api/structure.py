@@ -1,0 +1,100 @@
+"""From a graph to a program: which node type each vertex is, and what it reads.
+
+A vertex without children is a node type of its own: it is on no cycle, so all of them run at once and pay for no recurrence.
+With `rounds=k` the program has k + 1 layers of all vertices; layer 0 holds the first states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.graph.program import Ints, NodeType, Program
+from weft.plan.levels import colevels, levels_within, offsets
+from weft.plan.schedule import schedule
+
+if TYPE_CHECKING:
+    from weft.api.graph import Graph
+    from weft.plan.plan import Plan
+
+
+def node_types(graph: Graph, many: bool) -> Ints:
+    """Two node types per vertex type: 2t gathers, 2t + 1 has no children."""
+    cached = graph.cache.get(("node types", many))
+    if cached is None:
+        filled = np.concatenate((np.zeros(1, np.int32), np.cumsum(graph.children >= 0, dtype=np.int32)))[graph.offsets]
+        leaf = (np.diff(filled) == 0).astype(np.int32)
+        cached = leaf if not many or graph.type_ids is None else leaf + np.int32(2) * graph.type_ids
+        graph.cache["node types", many] = cached
+    return cached
+
+
+def tree_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> Program:
+    """The program of a graph whose vertices each run once, children first."""
+    ptr, src, edge = graph.offsets, graph.children, graph.edge_rows
+    reads = np.array([bool(kind.ports) for kind in kinds])
+    if not reads[type].all():
+        keep = np.repeat(reads[type], np.diff(ptr))
+        ptr = offsets(np.where(reads[type], np.diff(ptr), 0))
+        src, edge = src[keep], edge[keep]
+    return Program(tuple(kinds), type, ptr, src, edge=edge if with_edges else None)
+
+
+def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: int, with_edges: bool) -> Program:
+    """`rounds` layers over layer 0; argument 0 of a vertex is itself one layer before, its children follow."""
+    n = graph.num_vertices
+    first = np.full(n, len(kinds) - 1, dtype=np.int32)
+    lengths = np.diff(graph.offsets) + 1
+    one_ptr = offsets(lengths)
+    own = one_ptr[:-1]
+    one_src = np.empty(int(one_ptr[-1]), dtype=np.int32)
+    one_edge = np.full(len(one_src), -1, dtype=np.int32)
+    others = np.ones(len(one_src), dtype=np.bool_)
+    others[own] = False
+    one_src[own] = np.arange(n, dtype=np.int32)
+    one_src[others], one_edge[others] = graph.children, graph.edge_rows
+    m = len(one_src)
+    src = np.concatenate([np.where(one_src >= 0, one_src + np.int32(r * n), np.int32(-1)) for r in range(rounds)] or [one_src[:0]])
+    ptr = [np.zeros(n, np.int32), *(one_ptr[:-1] + np.int32(r * m) for r in range(rounds)), np.array([m * rounds], np.int32)]
+    return Program(
+        tuple(kinds),
+        np.concatenate([first, *[type] * rounds]),
+        np.concatenate(ptr).astype(np.int32),
+        src.astype(np.int32),
+        feed=np.tile(np.arange(n, dtype=np.int32), rounds + 1),
+        edge=np.tile(one_edge, rounds) if with_edges else None,
+    )
+
+
+def plan_tree(graph: Graph, program: Program, policy: str, max_rows: int | None) -> Plan:
+    """Plan a graph's program with levels that are kept on its parts, so that later batches only concatenate them."""
+    marks = tuple(bool(kind.ports) for kind in program.types)
+
+    def level_of(types: tuple[int, ...]) -> Ints:
+        def make() -> Ints:
+            return levels_within(program.ptr, program.src, np.where(np.isin(program.type, types), 0, 1).astype(np.int32))
+
+        return _kept(graph, ("levels", marks, types), make)
+
+    def above() -> Ints:
+        return _kept(graph, ("above", marks), lambda: colevels(program.ptr, program.src))
+
+    return schedule(program, policy, max_rows, level_of, above)
+
+
+def _kept(graph: Graph, key: object, make: object) -> Ints:
+    """An array over all vertices from its parts' caches; where one is missing, computed for the whole and handed to the parts."""
+    parts = graph.parts
+    found = [part.cache.get(key) for part in parts]
+    if parts and all(array is not None for array in found):
+        return np.concatenate(found) if len(found) > 1 else found[0]
+    whole: Ints = make()  # type: ignore[operator]
+    for part, start, stop in zip(parts, graph.part_offsets[:-1].tolist(), graph.part_offsets[1:].tolist(), strict=True):
+        part.cache[key] = whole[start:stop]
+    return whole
+
+
+INIT = NodeType("first state", (), 1)
+

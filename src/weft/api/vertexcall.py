@@ -1,0 +1,317 @@
+"""One call of a vertex function: check the inputs, find or make the traces and the plan, run an engine, return the rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from weft.api import inputs as check
+from weft.api.function import VertexFunction, first_float
+from weft.api.graph import Graph
+from weft.api.options import Options
+from weft.api.structure import INIT, node_types, plan_tree, round_program, tree_program
+from weft.api.vertex import Vertex
+from weft.errors import ShapeError, StructureError
+from weft.graph.capture import Surroundings
+from weft.graph.cell import discover, ports_of, trace
+from weft.graph.program import Ints, NodeType, Program
+from weft.graph.rows import Rows, Spec, TensorSpec
+from weft.plan.plan import Plan
+from weft.plan.schedule import PlanCache, schedule
+from weft.run.batched import Call, CompiledCell, run_batched
+from weft.run.reference import run_reference
+
+
+class ModelCache:
+    """What a vertex function keeps between calls: traces by signature, plans by structure."""
+
+    def __init__(self) -> None:
+        self.cells: dict[Hashable, CompiledCell] = {}
+        self.plans = PlanCache()
+        self.surroundings: dict[int, Surroundings] = {}
+        self.trees: dict[Hashable, Any] = {}
+        self.reads_type: dict[int, bool] = {}
+
+    @staticmethod
+    def of(model: VertexFunction) -> ModelCache:
+        found = model.__dict__.get("_weft")
+        if found is None:
+            found = ModelCache()
+            model.__dict__["_weft"] = found
+        return found
+
+
+class VertexCall:
+    """A vertex function applied to a graph and its inputs."""
+
+    def __init__(
+        self,
+        model: VertexFunction,
+        graph: Graph,
+        x: Any,
+        edges: Any,
+        rounds: int | None,
+        init: Mapping[str, Tensor] | None,
+        options: Options,
+    ) -> None:
+        self.model, self.graph, self.options, self.rounds = model, graph, options, rounds
+        self.name = type(model).__name__
+        self.cache = ModelCache.of(model)
+        self.functions = model.vertex_functions()
+        self.x, self.edges = x, edges
+        n = graph.num_vertices
+        self.x_leaves = check.rows(x, n, f"{self.name}: x", "vertices")
+        self.edge_leaves = check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
+        self.device = check.one_device(self.name, model, [*self.x_leaves, *self.edge_leaves, *(init or {}).values()], graph.device)
+        self.float_dtype = first_float(model) or check.first_float(self.x_leaves) or torch.get_default_dtype()
+        self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
+        check.rounds(self.name, rounds, init)
+        self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
+        self.type_ids = self._vertex_types()
+
+    def _vertex_types(self) -> Ints | None:
+        """Type ids in the order of the model's functions."""
+        graph, count = self.graph, len(self.functions)
+        ids = graph.type_ids
+        if count == 1:
+            return ids
+        if ids is None:
+            raise StructureError(f"{self.name}: the graph has no types; build it with Graph(..., types=...)")
+        names = [name for name, _ in self.functions]
+        if graph.type_names is not None:
+            unknown = [name for name in graph.type_names if name not in names]
+            if unknown:
+                raise StructureError(f"{self.name}: unknown vertex type {unknown[0]!r}; the types are {', '.join(map(repr, names))}")
+            return np.array([names.index(name) for name in graph.type_names], dtype=np.int32)[ids]
+        if len(ids) and int(ids.max()) >= count:
+            raise StructureError(f"{self.name}: vertex type {int(ids.max())} is out of range; there are {count} types")
+        return ids
+
+    # Cells.
+
+    def _function(self, vertex_type: int) -> tuple[str, VertexFunction]:
+        return self.functions[vertex_type] if len(self.functions) > 1 else self.functions[0]
+
+    def _spec(self, childless: bool) -> Spec:
+        feeds = [("x", tree_map_only(Tensor, _row_spec, self.x))] if self.x is not None else []
+        if self.init is not None:
+            feeds.append(("init", {key: spec for key, spec in self.state}))
+        edge = None if self.edges is None else tree_map_only(Tensor, _row_spec, self.edges)
+        own = int(self.rounds is not None)
+        return Spec(tuple(feeds), edge, self.state, own, childless, self.float_dtype, str(self.device))
+
+    def body(self, vertex_type: int, spec: Spec, told: dict[str, Any] | None = None) -> Any:
+        """The engine's view of a vertex function: from rows to named outputs."""
+        name, function = self._function(vertex_type)
+        forward = type(function).forward._one_vertex if hasattr(type(function).forward, "_one_vertex") else type(function).forward
+
+        def run(rows: Rows) -> dict[Hashable, Tensor]:
+            vertex = Vertex(rows, spec, vertex_type, self.rounds is not None)
+            forward(function, vertex)
+            outputs, tree = vertex.results()
+            if told is not None:
+                told["tree"], told["reads type"] = tree, vertex.type_was_read
+            return outputs
+
+        return run
+
+    def cell(self, vertex_type: int, childless: bool) -> tuple[CompiledCell, Any]:
+        """The traced cell of a node type, and the structure of what it pushes."""
+        name, function = self._function(vertex_type)
+        spec = self._spec(childless)
+        shown = vertex_type if self.cache.reads_type.get(id(function), True) else 0
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        key = (id(function), shown, spec.feeds and _hashable(spec.feeds), _hashable(spec.edge), spec.state, spec.first_child, childless)
+        key = (*key, str(self.device), autocast, torch.get_default_dtype())
+        found = self.cache.cells.get(key)
+        if found is None or not found.trace.holds():
+            told: dict[str, Any] = {}
+            surroundings = Surroundings().add(function)
+            made = trace(f"{self.name}.{name}" if len(self.functions) > 1 else name, self.body(vertex_type, spec, told), spec, surroundings)
+            found = self.cache.cells[key] = CompiledCell(made)
+            self.cache.trees[key] = told["tree"]
+            self.cache.reads_type[id(function)] = told["reads type"]
+        return found, self.cache.trees[key]
+
+    def _first_state_cell(self) -> CompiledCell:
+        """Layer 0 of rounds: hands the given first states on."""
+        spec = self._spec(True)
+        key = ("first state", spec.state, str(self.device))
+        if key not in self.cache.cells:
+
+            def body(rows: Rows) -> dict[Hashable, Tensor]:
+                return {(0, key): value.clone() for key, value in rows.feed("init").items()}
+
+            self.cache.cells[key] = CompiledCell(trace("first state", body, spec, Surroundings()))
+        return self.cache.cells[key]
+
+    def cells(self) -> tuple[dict[int, CompiledCell], list[NodeType], Ints, Any]:
+        """Cells and node types for the vertices of this graph, each vertex's node type, and what is pushed."""
+        many = self.type_ids is not None and (len(self.functions) > 1 or self._type_matters())
+        ids = self._node_types(many)
+        if self.rounds is not None:
+            ids = ids & ~np.int32(1)
+        present = np.flatnonzero(np.bincount(ids)).tolist() if len(ids) else []
+        cells: dict[int, CompiledCell] = {}
+        trees: dict[int, Any] = {}
+        width = max([2 * len(self.functions), *(t + 1 for t in present)])
+        kinds = [NodeType("unused")] * width
+        for number in present:
+            cells[number], trees[number] = self.cell(number // 2, bool(number % 2))
+            made = cells[number].trace
+            kinds[number] = NodeType(made.name + (" (no children)" if number % 2 else ""), made.ports, 1)
+        if self.rounds is not None:
+            kinds.append(INIT)
+            cells[len(kinds) - 1] = self._first_state_cell()
+        return cells, kinds, ids, self._pushed(cells, trees)
+
+    def _node_types(self, many: bool) -> Ints:
+        if len(self.functions) > 1 and self.graph.type_names is not None:
+            assert self.type_ids is not None
+            return node_types(self.graph, False) + np.int32(2) * self.type_ids
+        return node_types(self.graph, many)
+
+    def _type_matters(self) -> bool:
+        function = self.functions[0][1]
+        if id(function) not in self.cache.reads_type:
+            told: dict[str, Any] = {}
+            spec = self._spec(True)
+            discover(self.body(0, spec, told), spec)
+            self.cache.reads_type[id(function)] = told["reads type"]
+        return self.cache.reads_type[id(function)]
+
+    def _pushed(self, cells: dict[int, CompiledCell], trees: dict[int, Any]) -> Any:
+        """The common structure of what is pushed; None if nothing is."""
+        pushing = [number for number, tree in trees.items() if tree is not None]
+        if not pushing:
+            return None
+        first = pushing[0]
+
+        def shapes(number: int) -> list[Any]:
+            return [spec for name, spec in cells[number].trace.outputs.items() if name[0] == "push"]  # type: ignore[index]
+
+        for number in pushing[1:]:
+            if trees[number] != trees[first] or shapes(number) != shapes(first):
+                raise ShapeError(
+                    f"{self.name}: all types push results of one structure and shape, but {cells[first].trace.name} pushes "
+                    f"{_shown(shapes(first))} and {cells[number].trace.name} pushes {_shown(shapes(number))}"
+                )
+        return trees[first]
+
+    # Plan and run.
+
+    def plan(self) -> tuple[Plan, dict[int, CompiledCell], Any, bool]:
+        cells, kinds, ids, tree = self.cells()
+        options = self.options
+        key = (self.graph.key, tuple(kinds), self.rounds, options.policy, options.max_rows, self.edges is None)
+        cached = key in self.cache.plans
+        plan = self.cache.plans.get(key, lambda: self._schedule(kinds, ids))
+        assert isinstance(plan, Plan)
+        return plan, cells, tree, cached
+
+    def program(self, kinds: list[NodeType], ids: Ints) -> Program:
+        with_edges = self.edges is not None
+        if self.rounds is None:
+            return tree_program(self.graph, kinds, ids, with_edges)
+        return round_program(self.graph, kinds, ids, self.rounds, with_edges)
+
+    def _schedule(self, kinds: list[NodeType], ids: Ints) -> Plan:
+        program = self.program(kinds, ids)
+        if self.rounds is None:
+            return plan_tree(self.graph, program, self.options.policy, self.options.max_rows)
+        return schedule(program, self.options.policy, self.options.max_rows)
+
+    def run(self) -> Any:
+        if self.options.backend == "reference":
+            return self._run_reference()
+        started = time.perf_counter()
+        plan, cells, tree, _ = self.plan()
+        del started
+        wanted = self._wanted(tree)
+        if not plan.program.num_nodes:
+            return self._empty(tree)
+        feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
+        feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
+        call = Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, self.options.recompute)
+        with torch.autocast(self.device.type, enabled=False):
+            rows = run_batched(call)
+        return self._result(tree, [self._last_round(row) for row in rows])
+
+    def _wanted(self, tree: Any) -> list[Hashable]:
+        if tree is None:
+            return [(0, key) for key, _ in self.state]
+        return [("push", i) for i in range(tree.num_leaves)]
+
+    def _last_round(self, rows: Tensor) -> Tensor:
+        return rows if self.rounds is None else rows[self.rounds * self.graph.num_vertices :]
+
+    def _result(self, tree: Any, rows: list[Tensor]) -> Any:
+        if tree is None:
+            return {key: row for (key, _), row in zip(self.state, rows, strict=True)}
+        return tree_unflatten(rows, tree)
+
+    def _empty(self, tree: Any) -> Any:
+        """No vertices: rows of the right shape, none of them."""
+        cell, tree = self.cell(0, True)
+        outputs = cell.trace.outputs
+        specs = [outputs[name] for name in self._wanted(tree)]
+        return self._result(tree, [torch.empty((0, *spec.shape), dtype=spec.dtype, device=self.device) for spec in specs])
+
+    def _run_reference(self) -> Any:
+        kinds, ids, bodies, trees = self._reference_types()
+        program = self.program(kinds, ids)
+        if not program.num_nodes:
+            return self._empty(None)
+        feeds = {"x": self.x, "init": self.init}
+        results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame)
+        tree = next((told["tree"] for told in trees.values() if told.get("tree") is not None), None)
+        mine = results if self.rounds is None else results[self.rounds * self.graph.num_vertices :]
+        rows = []
+        for name in self._wanted(tree):
+            example = next(result[name] for result in mine if name in result)
+            rows.append(torch.stack([result.get(name, torch.zeros_like(example)) for result in mine]))
+        return self._result(tree, rows)
+
+    def _reference_types(self) -> tuple[list[NodeType], Ints, dict[int, Any], dict[int, dict[str, Any]]]:
+        many = self.type_ids is not None
+        ids = self._node_types(many) & ~np.int32(1)
+        bodies: dict[int, Any] = {}
+        trees: dict[int, dict[str, Any]] = {}
+        spec = self._spec(False)
+        kinds: list[NodeType] = []
+        for number in range(int(ids.max(initial=-1)) + 1):
+            trees[number] = {}
+            bodies[number] = self.body(number // 2, spec, trees[number]), spec
+            kinds.append(NodeType(self.name, ports_of({("sum", ""): TensorSpec((), torch.float32)}, spec.first_child)))
+        if self.rounds is not None:
+            kinds.append(INIT)
+            bodies[len(kinds) - 1] = (lambda rows: {(0, key): value for key, value in rows.feed("init").items()}), spec
+        return kinds, ids, bodies, trees
+
+    def _blame(self, node: int, error: Exception) -> None:
+        vertex = node % max(self.graph.num_vertices, 1)
+        part = int(np.searchsorted(self.graph.part_offsets, vertex, side="right")) - 1
+        inside = vertex - int(self.graph.part_offsets[part])
+        error.add_note(f"in {self.name}, vertex {inside} of graph {part} (vertex {vertex} of the batch)")
+
+
+def _row_spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape[1:]), tensor.dtype)
+
+
+def _hashable(nest: Any) -> Hashable:
+    leaves, tree = tree_flatten(nest)
+    return tuple(leaves), str(tree)
+
+
+def _shown(specs: list[TensorSpec]) -> str:
+    return ", ".join(f"{list(spec.shape)} {spec.dtype}" for spec in specs)
+
+

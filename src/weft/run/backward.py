@@ -1,0 +1,298 @@
+"""The backward sweep: groups in reverse; in each what is known beforehand, the steps from last to first, and the sums.
+
+Gradients of states return along the plan's `Return`s: each class row collects the gradient rows of those who read it, in a
+fixed order. What comes from later groups, or from the caller, is collected once for all rows; what comes from the same group
+is collected step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.graph.segments import bag_sum
+from weft.graph.tape import Value
+from weft.plan.plan import Group, Plan, Read
+from weft.run.emit import Code
+from weft.run.forward import gather_steps
+from weft.run.indices import BackIndex
+from weft.run.split import Split
+from weft.run.typerun import PORT_KINDS, TypeRun
+
+Given = dict[tuple[int, Hashable], Tensor]
+"""Gradients of outputs from outside, by (type, output name), rows in type order."""
+
+
+class Backward:
+    """One backward pass over a plan."""
+
+    def __init__(self, plan: Plan, runs: dict[int, TypeRun], given: Given) -> None:
+        self.plan, self.runs, self.given = plan, runs, given
+        self.returned: dict[tuple[int, int, Hashable], Tensor] = {}
+        """Gradient rows that each (type, port, key) gives back, one tensor over all rows."""
+        self.cut: dict[int, tuple[Split, dict[str, Code]]] = {}
+        self.gradients: dict[tuple[int, Hashable], Tensor] = {}
+        """Gradients of captured and fed tensors, by (type, input name)."""
+        self.feeds: dict[tuple[int, Hashable, int], list[tuple[TypeRun, Read, Hashable, BackIndex]]] = {}
+
+    def run(self) -> None:
+        for number in range(len(self.plan.groups) - 1, -1, -1):
+            group = self.plan.groups[number]
+            for type in group.types:
+                self._prepare(number, self.runs[type])
+            for type in group.types:
+                self._whole(self.runs[type], "late")
+            if any("back" in self.cut[type][1] for type in group.types):
+                self._sweep(number, group)
+            for type in group.types:
+                self._collect_recurrent(number, self.runs[type])
+                self._whole(self.runs[type], "sums")
+            for type in group.types:
+                self._collect(self.runs[type])
+
+    def _prepare(self, number: int, run: TypeRun) -> None:
+        """Find out which outputs have a gradient at all, and pick the pieces for that case."""
+        present: set[Hashable] = set()
+        for name in run.code.role.outputs:
+            if (run.type, name) in self.given or (name in run.code.role.exchanged and self._has_readers(number, run, name)):
+                present.add(name)
+        known = {name[1] for name in run.code.tape.inputs if name[0] == "ct"}  # type: ignore[index]
+        self.cut[run.type] = run.code.with_cotangents(frozenset(present & known))
+        cut = self.cut[run.type][0]
+        for name, value in cut.tape.inputs.items():
+            if name[0] == "ct" and name[1] not in run.code.role.recurrent_out and self._takes(run, value):  # type: ignore[index]
+                run.store[id(value)] = self._outside(number, run, name[1], value)  # type: ignore[index]
+
+    def _takes(self, run: TypeRun, value: Value) -> bool:
+        return any(value is taken for piece in self.cut[run.type][0].pieces.values() for taken in piece.takes)
+
+    def _readers(self, number: int, value_class: int, key: Hashable) -> list[tuple[TypeRun, Read, Hashable, BackIndex]]:
+        """Everyone who read rows of this class that this group wrote, and has a gradient for them."""
+        kept = self.feeds.get((number, key, value_class))
+        if kept is None:
+            kept = []
+            for read in self.plan.reads:
+                if read.value_class != value_class:
+                    continue
+                back = self.runs[read.type].indices.back(read.type, read.port, number)
+                if back is None:
+                    continue
+                run = self.runs[read.type]
+                for kind, port in PORT_KINDS.items():
+                    if port == read.kind and ("grad", (kind, key)) in run.code.tape.outputs:
+                        kept.append((run, read, (kind, key), back))
+            self.feeds[number, key, value_class] = kept
+        return kept
+
+    def _has_readers(self, number: int, run: TypeRun, name: Any) -> bool:
+        value_class = self.plan.class_of[run.type, name[0]]
+        for reader, read, port_name, _ in self._readers(number, value_class, name[1]):
+            own = reader.type in self.plan.groups[number].types
+            if (own and port_name in reader.code.role.gradients) or (read.type, read.port, port_name) in self.returned:
+                return True
+        return False
+
+    def _outside(self, number: int, run: TypeRun, name: Any, value: Value) -> Tensor:
+        """The gradient of an output over all rows, as far as it comes from outside the group; zeros if nothing does."""
+        total = self._outside_or_none(number, run, name)
+        return run.empty(value).zero_() if total is None else total
+
+    def _outside_or_none(self, number: int, run: TypeRun, name: Any) -> Tensor | None:
+        total = self.given.get((run.type, name))
+        if name in run.code.role.exchanged:
+            output, key = name
+            value_class = self.plan.class_of[run.type, output]
+            for _, read, port_name, back in self._readers(number, value_class, key):
+                rows = self.returned.get((read.type, read.port, port_name))
+                if rows is None or read.type in self.plan.groups[number].types:
+                    continue
+                part = _pull_all(rows, back)
+                where = run.indices.class_rows(run.type, output)
+                if isinstance(where, tuple):
+                    part = part[where[0] - back.back.first : where[1] - back.back.first]
+                else:
+                    part = part.index_select(0, where - back.back.first)
+                total = part if total is None else total + part
+        return total
+
+    def _collect_recurrent(self, number: int, run: TypeRun) -> None:
+        """Gradients of recurrent outputs that only the sums read: they were not collected step by step."""
+        cut = self.cut[run.type][0]
+        for value in cut.pieces["sums"].takes:
+            name: Any = run.code.input_name.get(id(value))
+            if name is not None and name[0] == "ct" and id(value) not in run.store:
+                actions: list[list[Callable[[], Any]]] = [[] for _ in run.sizes]
+                self._gradient_steps(number, run, name[1], value, cut, actions)
+                for step in actions:
+                    for action in step:
+                        action()
+
+    def _whole(self, run: TypeRun, stage: str) -> None:
+        code = self.cut[run.type][1].get(stage)
+        if code is not None:
+            run.run_whole(code)
+
+    def _collect(self, run: TypeRun) -> None:
+        """Hand on the gradients of a type's inputs."""
+        for name, value in self.cut[run.type][0].gradients.items():
+            tensor = run.store.get(id(value))
+            if tensor is None:
+                continue
+            kind = name[0]  # type: ignore[index]
+            if kind in PORT_KINDS:
+                read = run.ports[PORT_KINDS[kind]]
+                if name not in run.code.role.recurrent_in:
+                    flat = tensor.reshape(-1, *tensor.shape[2:]) if kind == "slots" else tensor
+                    self.returned[run.type, read.port, name] = flat
+            else:
+                self.gradients[run.type, name] = tensor
+        run.store.clear()
+
+    # The steps of a group on a cycle.
+
+    def _sweep(self, number: int, group: Group) -> None:
+        types = [type for type in group.types if "back" in self.cut[type][1]]
+        for type in types:
+            self._make_room(self.runs[type])
+        steps = {type: self._steps(number, self.runs[type]) for type in types}
+        functions = {type: self.cut[type][1]["back"].run for type in types}
+        for type in reversed(group.step_type.tolist()):
+            if type in steps:
+                first, columns = steps[type].pop()
+                for action in first:
+                    action()
+                functions[type](*columns)
+
+    def _make_room(self, run: TypeRun) -> None:
+        """Memory for the gradient rows that a type gives back, with a row of zeros at the end for rows nobody read."""
+        for name, value in self.cut[run.type][0].gradients.items():
+            if name in run.code.role.recurrent_in:
+                kind: Any = name[0]  # type: ignore[index]
+                read = run.ports[PORT_KINDS[kind]]
+                shape = value.shape or ()
+                rows = run.rows * read.width if kind == "slots" else run.rows if kind == "sum" else run.edges
+                tail = [size for size in shape[2 if kind == "slots" else 1 :] if isinstance(size, int)]
+                room = torch.empty((rows + 1, *tail), dtype=value.dtype, device=run.indices.device)
+                room[-1:].zero_()
+                self.returned[run.type, read.port, name] = room
+                run.store[id(value)] = room[:-1].view(run.rows, read.width, *tail) if kind == "slots" else room[:-1]
+
+    def _steps(self, number: int, run: TypeRun) -> list[Any]:
+        cut, codes = self.cut[run.type]
+        code = codes["back"]
+        actions: list[list[Callable[[], Any]]] = [[] for _ in run.sizes]
+        columns = [self._taken(number, run, value, cut, actions) for value in code.takes]
+        columns += [self._stored(run, value) for value in code.stores]
+        columns += run.tail()
+        return list(zip(actions, zip(*columns, strict=True), strict=True))
+
+    def _stored(self, run: TypeRun, value: Value) -> list[Tensor]:
+        if id(value) not in run.store:
+            run.store[id(value)] = run.empty(value)
+        return run.parts(value)
+
+    def _taken(self, number: int, run: TypeRun, value: Value, cut: Split, actions: list[list[Callable[[], Any]]]) -> list[Any]:
+        name: Any = run.code.input_name.get(id(value))
+        if name is not None and name[0] == "ct" and name[1] in run.code.role.recurrent_out:
+            return self._gradient_steps(number, run, name[1], value, cut, actions)
+        at = run.recurrent(value)
+        if at is not None and id(value) not in run.store:
+            keep = value in cut.pieces["sums"].takes
+            return gather_steps(run, at, name[-1], value, actions, keep)
+        return run.parts(value)
+
+    def _gradient_steps(
+        self, number: int, run: TypeRun, name: Any, value: Value, cut: Split, actions: list[list[Callable[[], Any]]]
+    ) -> list[Tensor]:
+        """The gradient of a recurrent output, step by step: from outside, plus what the group's own readers return."""
+        output, key = name
+        value_class = self.plan.class_of[run.type, output]
+        outside = self._outside_or_none(number, run, name)
+        outer = None if outside is None else list(outside.split(run.sizes))
+        group = self.plan.groups[number]
+        inner = [
+            (self.returned[read.type, read.port, port_name], back)
+            for reader, read, port_name, back in self._readers(number, value_class, key)
+            if reader.type in group.types and (read.type, read.port, port_name) in self.returned
+        ]
+        whole = run.empty(value)
+        if any(value is taken for taken in cut.pieces["sums"].takes):
+            run.store[id(value)] = whole
+        pieces = list(whole.split(run.sizes))
+        starts = run.indices.class_starts(run.type, output)
+        for step, piece in enumerate(pieces):
+            parts = [(rows, back.pieces[back.starts[starts[step]]]) for rows, back in inner]
+            parts = [(rows, how) for rows, how in parts if how is not None]
+            pieces[step] = _collected(piece, None if outer is None else outer[step], parts, actions[step], id(value) in run.store)
+        return pieces
+
+
+def _collected(
+    piece: Tensor, outer: Tensor | None, parts: list[tuple[Tensor, Any]], actions: list[Callable[[], Any]], keep: bool
+) -> Tensor:
+    """Arrange for a step's gradient to be collected; returns the tensor it will be in."""
+    n = piece.shape[0]
+    if not keep:
+        if not parts and outer is not None:
+            return outer
+        if len(parts) == 1 and outer is None and isinstance(parts[0][1], int):
+            return parts[0][0][parts[0][1] : parts[0][1] + n]
+    actions.append(_Collect(piece, outer, parts))
+    return piece
+
+
+class _Collect:
+    """Sum what comes back for a step's rows into `out`, in a fixed order."""
+
+    __slots__ = ("out", "outer", "parts")
+
+    def __init__(self, out: Tensor, outer: Tensor | None, parts: list[tuple[Tensor, Any]]) -> None:
+        self.out, self.outer, self.parts = out, outer, parts
+
+    def __call__(self) -> None:
+        out, started = self.out, False
+        for rows, how in self.parts:
+            if isinstance(how, int):
+                part = rows[how : how + out.shape[0]]
+                if started:
+                    out.add_(part)
+                elif self.outer is not None:
+                    torch.add(self.outer, part, out=out)
+                else:
+                    out.copy_(part)
+            elif isinstance(how, Tensor) and not started:
+                torch.index_select(rows, 0, how, out=out)
+                if self.outer is not None:
+                    out.add_(self.outer)
+            else:
+                part = rows.index_select(0, how) if isinstance(how, Tensor) else bag_sum(rows, how[0], how[1])
+                if started:
+                    out.add_(part)
+                elif self.outer is not None:
+                    torch.add(self.outer, part, out=out)
+                else:
+                    out.copy_(part)
+            started = True
+        if not started:
+            if self.outer is None:
+                out.zero_()
+            else:
+                out.copy_(self.outer)
+
+
+def _pull_all(rows: Tensor, back: BackIndex) -> Tensor:
+    """The gradient of all class rows that a group wrote, from one reader outside it."""
+    how = back.pieces[0]
+    n = back.back.last - back.back.first
+    if isinstance(how, int):
+        return rows[how : how + n]
+    if isinstance(how, Tensor):
+        if int(back.back.single.max()) < rows.shape[0]:  # type: ignore[union-attr]
+            return rows.index_select(0, how)
+        counts = torch.from_numpy(back.back.offsets).to(rows.device)
+        return bag_sum(rows, torch.from_numpy(back.back.index).to(rows.device), counts)
+    assert isinstance(how, tuple)
+    return bag_sum(rows, how[0], how[1])

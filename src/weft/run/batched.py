@@ -1,0 +1,325 @@
+"""The batched engine: one plan, one `torch.autograd.Function`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import WeftError
+from weft.graph.cell import Trace
+from weft.plan.plan import Plan
+from weft.run.backward import Backward
+from weft.run.code import CellCode, Role, Wrap
+from weft.run.forward import run_forward
+from weft.run.indices import Indices, as_tensor
+from weft.run.typerun import Arenas, TypeRun
+
+
+@dataclass(eq=False)
+class CompiledCell:
+    """A traced cell and its compiled pieces, one set per role."""
+
+    trace: Trace
+    codes: dict[Role, CellCode] = field(default_factory=dict)
+
+    def code(self, role: Role, wrap: Wrap | None) -> CellCode:
+        if role not in self.codes:
+            self.codes[role] = CellCode(self.trace.tape, role, wrap)
+        return self.codes[role]
+
+
+@dataclass(eq=False)
+class Call:
+    """What one batched call computes: a plan, a cell for each type, the fed tensors, and which outputs are wanted."""
+
+    plan: Plan
+    cells: dict[int, CompiledCell]
+    feeds: dict[tuple[str, int], Tensor]
+    """Leaves of the fed nests, by the feed's name and the leaf's number."""
+    edges: Sequence[Tensor]
+    wanted: Sequence[Hashable]
+    device: torch.device
+    recompute: bool = False
+    backend: str = "eager"
+    wrap: Callable[[CompiledCell], Wrap] | None = None
+
+
+def run_batched(call: Call) -> list[Tensor]:
+    """The wanted outputs, rows in node order; differentiable where torch would be."""
+    execution = Execution(call)
+    results = _Batched.apply(execution, *execution.tensors)
+    execution.tensors = []
+    return list(results)
+
+
+class Execution:
+    """One forward pass and, perhaps, its backward passes."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.plan = call, call.plan
+        self.indices = Indices.of(call.plan, call.device)
+        self.types = [t for t in range(len(call.plan.rows)) if len(call.plan.rows[t])]
+        self.tensors: list[Tensor] = []
+        self.place: dict[tuple[int, int], int] = {}
+        seen: dict[int, int] = {}
+        for t in self.types:
+            for i, tensor in enumerate(call.cells[t].trace.captured()):
+                if id(tensor) not in seen:
+                    seen[id(tensor)] = len(self.tensors)
+                    self.tensors.append(tensor)
+                self.place[t, i] = seen[id(tensor)]
+        self.feed_at = {name: len(self.tensors) + i for i, name in enumerate(call.feeds)}
+        self.first_edge = len(self.tensors) + len(call.feeds)
+        self.tensors += [*call.feeds.values(), *call.edges]
+        self.training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
+        self.needs = [tensor.requires_grad and self.training for tensor in self.tensors]
+        self.codes = {t: self._code(t) for t in self.types}
+
+    def _code(self, t: int) -> CellCode:
+        plan, cell = self.plan, self.call.cells[t]
+        read_classes = {read.value_class for read in plan.reads}
+        group = plan.groups[plan.group_of[t]]
+        own = {read.value_class for read in plan.reads if read.recurrent and read.type in group.types}
+        recurrent_in, recurrent_out, exchanged = set(), set(), set()
+        recurrent_kinds = {read.kind for read in plan.reads if read.type == t and read.recurrent}
+        for name in cell.trace.tape.inputs:
+            kind: Any = name[0]  # type: ignore[index]
+            if {"slots": "slots", "sum": "sum", "edge": "edges"}.get(kind) in recurrent_kinds:
+                recurrent_in.add(name)
+        for name in cell.trace.outputs:
+            if isinstance(name, tuple) and isinstance(name[0], int):
+                value_class = plan.class_of[t, name[0]]
+                if value_class in own:
+                    recurrent_out.add(name)
+                if value_class in read_classes or name in self.call.wanted:
+                    exchanged.add(name)
+        pushed = {name for name in cell.trace.outputs if name in self.call.wanted}
+        role = Role(
+            frozenset(recurrent_in),
+            frozenset(recurrent_out),
+            frozenset(exchanged),
+            frozenset(pushed | exchanged),
+            frozenset(name for name in cell.trace.tape.inputs if self._wants_gradient(t, name)),
+            self.call.recompute,
+            self.call.backend,
+        )
+        return cell.code(role, None if self.call.wrap is None else self.call.wrap(cell))
+
+    def _wants_gradient(self, t: int, name: Any) -> bool:
+        if not self.training:
+            return False
+        if name[0] in ("slots", "sum", "edge"):
+            return True
+        at = self._input(t, name)
+        return at is not None and self.needs[at]
+
+    def _input(self, t: int, name: Any) -> int | None:
+        """Which of the call's tensors an input of a type comes from."""
+        if name[0] == "capture":
+            return self.place[t, name[1]]
+        if name[0] == "feed":
+            return self.feed_at[name[1], name[2]]
+        if name[0] in ("slot_edge", "edge_feed"):
+            return self.first_edge + int(name[-1])
+        return None
+
+    # Forward.
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        self.arenas = self._make_arenas()
+        self.runs = {t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors)) for t in self.types}
+        run_forward(self.plan, self.runs)
+        return [self._output(name) for name in self.call.wanted]
+
+    def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Hashable], Tensor]:
+        def fed(t: int, name: Any) -> Tensor:
+            tensor = tensors[self._input(t, name) or 0]
+            if name[0] == "feed":
+                rows = self.indices.rows(t)
+                return tensor if rows is None else tensor.index_select(0, rows)
+            if name[0] == "capture":
+                return tensor
+            return self._edge_rows(t, name, tensor)
+
+        return fed
+
+    def _edge_index(self, t: int, name: Any) -> tuple[Tensor, Tensor | None]:
+        """Rows of the edge data that an input reads, and which of them exist."""
+        kind = "edges" if name[0] == "edge_feed" else "slots"
+        read = self.runs[t].ports[kind]
+        arguments = read.arguments
+        if kind == "slots":
+            ports = self.plan.program.types[t].ports[read.port]
+            arguments = arguments.reshape(-1, read.width)[:, ports.positions.index(name[1])]
+        edge = self.plan.program.edge
+        assert edge is not None
+        rows = as_tensor(edge[arguments], self.call.device)
+        if kind == "edges":
+            return rows, None
+        exists = as_tensor((arguments >= 0) & (edge[arguments] >= 0), self.call.device)
+        return rows.clamp_min(0), exists
+
+    def _edge_rows(self, t: int, name: Any, tensor: Tensor) -> Tensor:
+        rows, exists = self._edge_index(t, name)
+        if exists is None:
+            return tensor.index_select(0, rows)
+        if not tensor.shape[0]:
+            return tensor.new_zeros((len(rows), *tensor.shape[1:]))
+        chosen = tensor.index_select(0, rows)
+        return torch.where(exists.view(-1, *[1] * (tensor.dim() - 1)), chosen, torch.zeros((), dtype=tensor.dtype))
+
+    def _make_arenas(self) -> Arenas:
+        arenas: Arenas = {}
+        for t in self.types:
+            for name, spec in self.call.cells[t].trace.outputs.items():
+                if name in self.codes[t].role.exchanged:
+                    output, key = name  # type: ignore[misc]
+                    number = self.plan.class_of[t, output]
+                    if (number, key) not in arenas:
+                        rows = self.plan.classes[number].rows + int(self.plan.classes[number].has_empty)
+                        arena = torch.empty((rows, *spec.shape), dtype=spec.dtype, device=self.call.device)
+                        if self.plan.classes[number].has_empty:
+                            arena[-1:].zero_()
+                        arenas[number, key] = arena
+        return arenas
+
+    def _rows_of(self, t: int, name: Hashable) -> Tensor | None:
+        """A wanted output's rows of one type."""
+        value = self.codes[t].split.outputs.get(name)
+        if value is None:
+            return None
+        if name in self.codes[t].role.exchanged:
+            output, key = name  # type: ignore[misc]
+            arena = self.arenas[self.plan.class_of[t, output], key]
+            where = self.indices.class_rows(t, output)
+            return arena[where[0] : where[1]] if isinstance(where, tuple) else arena.index_select(0, where)
+        return self.runs[t].whole(value)
+
+    def _output(self, name: Hashable) -> Tensor:
+        parts = [(t, self._rows_of(t, name)) for t in self.types]
+        given = [(t, part) for t, part in parts if part is not None]
+        example = given[0][1]
+        n = self.plan.program.num_nodes
+        if len(given) == 1 and self.indices.nodes(given[0][0]) is None:
+            return example.detach() if example.shape[0] == n else example
+        if len(given) == 1 and len(self.plan.rows[given[0][0]]) == n:
+            return example.index_select(0, self.indices.row_of_node())
+        out = torch.zeros((n, *example.shape[1:]), dtype=example.dtype, device=example.device)
+        for t, part in given:
+            out.index_copy_(0, self.indices.nodes(t), part)
+        return out
+
+    # Between forward and backward.
+
+    def pack(self) -> list[Tensor]:
+        """Everything that backward needs, as a flat list; the rest is let go."""
+        tensors: list[Tensor] = []
+        self.saved: list[tuple[int, int]] = []
+        for t in self.types:
+            run = self.runs[t]
+            for value in self.codes[t].saved():
+                if id(value) in run.store:
+                    self.saved.append((t, id(value)))
+                    tensors.append(run.store[id(value)])
+        self.saved_arenas = list(self.arenas)
+        tensors += self.arenas.values()
+        self.forget()
+        return tensors
+
+    def forget(self) -> None:
+        self.runs, self.arenas = {}, {}
+
+    def backward(self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        arenas = dict(zip(self.saved_arenas, saved[len(self.saved) :], strict=True))
+        self.runs = {t: TypeRun(t, self.codes[t], self.indices, arenas, self._fed(tensors)) for t in self.types}
+        for (t, key), tensor in zip(self.saved, saved, strict=False):
+            self.runs[t].store[key] = tensor
+        sweep = Backward(self.plan, self.runs, self._given(grads))
+        sweep.run()
+        results = self._gradients(tensors, sweep)
+        self.forget()
+        return results
+
+    def _given(self, grads: Sequence[Tensor | None]) -> dict[tuple[int, Hashable], Tensor]:
+        given: dict[tuple[int, Hashable], Tensor] = {}
+        for name, grad in zip(self.call.wanted, grads, strict=True):
+            if grad is None:
+                continue
+            for t in self.types:
+                if name in self.codes[t].split.outputs:
+                    nodes = self.indices.nodes(t)
+                    given[t, name] = grad if nodes is None else grad.index_select(0, nodes)
+        return given
+
+    def _gradients(self, tensors: Sequence[Tensor], sweep: Backward) -> list[Tensor | None]:
+        results: list[Tensor | None] = [None] * len(tensors)
+        for (t, name), grad in sweep.gradients.items():
+            at = self._input(t, name)
+            if at is None or not self.needs[at]:
+                continue
+            if name[0] != "capture":  # type: ignore[index]
+                grad = self._to_fed_rows(t, name, grad, tensors[at])
+            before = results[at]
+            results[at] = grad if before is None else before + grad
+        return results
+
+    def _to_fed_rows(self, t: int, name: Any, grad: Tensor, tensor: Tensor) -> Tensor:
+        """From rows of a type back to rows of the fed tensor."""
+        if name[0] == "feed":
+            rows = self.indices.rows(t)
+            if rows is None:
+                return grad
+            if not self._repeats() and len(rows) == tensor.shape[0]:
+                return torch.empty_like(tensor, memory_format=torch.contiguous_format).index_copy_(0, rows.long(), grad)
+            return torch.zeros_like(tensor).index_add_(0, rows, grad)
+        rows, exists = self._edge_index(t, name)
+        if exists is not None:
+            rows, grad = rows[exists], grad[exists]
+        return torch.zeros_like(tensor).index_add_(0, rows, grad)
+
+    def _repeats(self) -> bool:
+        return self.plan.program.feed is not None
+
+
+class _Batched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, execution: Execution, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs = execution.forward(tensors)
+        if execution.training:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*(out for out in outputs if not (out.is_floating_point() or out.is_complex())))
+            ctx.count = len(tensors)
+            ctx.save_for_backward(*tensors, *execution.pack())
+            ctx.execution = execution
+        else:
+            execution.forget()
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], grads)
+        if torch.is_grad_enabled():
+            results = [None if grad is None else _Once.apply(*(g for g in grads if g is not None), grad) for grad in results]
+        return None, *results
+
+
+class _Once(torch.autograd.Function):
+    """Marks a gradient that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        return tensors[-1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        raise WeftError(
+            "double backward: a batched call can be differentiated once; for higher derivatives use backend='reference'"
+        )
+
+

@@ -1,0 +1,121 @@
+"""The reference engine: one node at a time, ordinary autograd, ordinary tracebacks. The definition of right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
+
+from weft.graph.cell import Body
+from weft.graph.program import Program
+from weft.graph.rows import ChildFunction, Spec, TensorSpec
+from weft.plan.levels import levels, stable_order
+
+State = dict[str, Tensor]
+
+
+def run_reference(
+    program: Program,
+    body_of: Callable[[int], tuple[Body, Spec]],
+    feeds: Mapping[str, Any],
+    edge: Any,
+    visit: Callable[[int, Exception], None] | None = None,
+) -> list[dict[Hashable, Tensor]]:
+    """Every node's named outputs. `feeds` and `edge` are nests of whole tensors; `visit` is told of an error's node."""
+    level = levels(program.ptr, program.src)
+    order = stable_order(level, int(level.max(initial=0)) + 1).tolist()
+    ptr, src = program.ptr.tolist(), program.src.tolist()
+    feed_rows = program.feed if program.feed is not None else np.arange(program.num_nodes)
+    results: list[dict[Hashable, Tensor]] = [{} for _ in range(program.num_nodes)]
+    for node in order:
+        body, spec = body_of(int(program.type[node]))
+        arguments = range(ptr[node], ptr[node + 1])
+        states = [None if src[a] < 0 else _state(results[src[a]]) for a in arguments]
+        edges = [None if src[a] < 0 or program.edge is None else int(program.edge[a]) for a in arguments]
+        row = RealRow(spec, states, edges, int(feed_rows[node]), feeds, edge)
+        try:
+            results[node] = dict(body(row))
+        except Exception as error:
+            if visit is not None:
+                visit(node, error)
+            raise
+    return results
+
+
+def _state(outputs: Mapping[Hashable, Tensor]) -> State:
+    return {name[1]: value for name, value in outputs.items() if isinstance(name, tuple) and name[0] == 0}
+
+
+def _row(nest: Any, row: int) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor[row], nest)
+
+
+class RealRow:
+    """Answers a cell's questions with the real tensors of one node."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        states: Sequence[State | None],
+        edges: Sequence[int | None],
+        row: int,
+        feeds: Mapping[str, Any],
+        edge: Any,
+    ) -> None:
+        self.spec, self.states, self.edges, self.row, self.feeds, self.edge = spec, states, edges, row, feeds, edge
+        self.specs = dict(spec.state)
+        self.children = [i for i in range(spec.first_child, len(states)) if states[i] is not None]
+
+    def _zeros(self, spec: TensorSpec) -> Tensor:
+        return torch.zeros(spec.shape, dtype=spec.dtype, device=self.spec.device)
+
+    def feed(self, name: str) -> Any:
+        return _row(self.feeds.get(name), self.row)
+
+    def slot(self, position: int, key: str) -> Tensor:
+        state = self.states[position] if position < len(self.states) else None
+        return self._zeros(self.specs[key]) if state is None else state[key]
+
+    def slot_filled(self, position: int) -> Tensor:
+        return torch.tensor(position < len(self.states) and self.states[position] is not None, device=self.spec.device)
+
+    def slot_edge(self, position: int) -> Any:
+        row = self.edges[position] if position < len(self.edges) else None
+        return tree_map_only(TensorSpec, self._zeros, self.spec.edge) if row is None else _row(self.edge, row)
+
+    def count(self) -> Tensor:
+        return torch.tensor(float(len(self.children)), dtype=self.spec.float_dtype, device=self.spec.device)
+
+    def child_sum(self, key: str) -> Tensor:
+        if not self.children:
+            return self._zeros(self.specs[key])
+        return torch.stack([self._child(i)[key] for i in self.children]).sum(0)
+
+    def _child(self, position: int) -> State:
+        state = self.states[position]
+        assert state is not None
+        return state
+
+    def child_map(self, fn: ChildFunction, *per_edge: Tensor) -> Any:
+        if not self.children:
+            with torch.no_grad():
+                edge = tree_map_only(TensorSpec, self._zeros, self.spec.edge)
+                extra = [tensor.new_zeros(tensor.shape[1:]) for tensor in per_edge]
+                one = fn({key: self._zeros(spec) for key, spec in self.spec.state}, edge, *extra)
+            return tree_map_only(Tensor, lambda tensor: tensor.new_zeros((0, *tensor.shape)), one)
+        rows = [self.edges[i] for i in self.children]
+        edges = [None if row is None else _row(self.edge, row) for row in rows]
+        results = [
+            fn(self._child(i), edges[number], *(tensor[number] for tensor in per_edge)) for number, i in enumerate(self.children)
+        ]
+        return tree_map(lambda *parts: torch.stack(parts), *results)
+
+    def reduce_sum(self, per_edge: Tensor) -> Tensor:
+        return per_edge.sum(0, dtype=per_edge.dtype)
+
+    def reduce_max(self, per_edge: Tensor) -> Tensor:
+        return per_edge.amax(0) if per_edge.shape[0] else per_edge.new_zeros(per_edge.shape[1:])

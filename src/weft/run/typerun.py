@@ -1,0 +1,147 @@
+"""One node type within one call: its whole-row tensors, and the columns of views that its per-step pieces run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.graph.segments import bag_sum
+from weft.graph.tape import Value
+from weft.plan.plan import Read
+from weft.run.code import CellCode
+from weft.run.emit import Code
+from weft.run.indices import Indices, ReadIndex
+
+PORT_KINDS = {"slots": "slots", "sum": "sum", "edge": "edges"}
+"""Which port an input name reads from."""
+
+Arenas = dict[tuple[int, Hashable], Tensor]
+
+
+class TypeRun:
+    """A type's rows in one call. `store` maps values (by id) to tensors over all rows."""
+
+    def __init__(
+        self,
+        type: int,
+        code: CellCode,
+        indices: Indices,
+        arenas: Arenas,
+        fed: Callable[[int, Hashable], Tensor],
+    ) -> None:
+        self.type, self.code, self.indices, self.arenas, self.fed = type, code, indices, arenas, fed
+        plan = indices.plan
+        self.rows = len(plan.rows[type])
+        self.ports: dict[str, Read] = {read.kind: read for read in plan.reads if read.type == type}
+        bag = self.ports.get("edges")
+        self.bag = bag
+        self.edges = 0 if bag is None else len(bag.index)
+        self.sizes = indices.step_sizes(type)
+        self.store: dict[int, Tensor] = {}
+
+    # Whole rows.
+
+    def whole(self, value: Value) -> Tensor:
+        """The tensor of a value over all rows."""
+        found = self.store.get(id(value))
+        if found is None:
+            found = self.store[id(value)] = self.input(self.code.input_name[id(value)])
+        return found
+
+    def input(self, name: Any) -> Tensor:
+        kind = name[0]
+        if kind in PORT_KINDS:
+            read = self.ports[PORT_KINDS[kind]]
+            if read.value_class < 0:
+                return self.empty(self.code.tape.inputs[name]).zero_()
+            return self._gather(read, name[-1])
+        if kind == "filled":
+            return self._filled(name[1])
+        if kind == "count":
+            return self._count()
+        if kind == "seg":
+            assert self.bag is not None
+            return self.indices.seg(self.bag)[0]
+        return self.fed(self.type, name)
+
+    def _gather(self, read: Read, key: Hashable) -> Tensor:
+        """All rows that a port reads, at once."""
+        at = self.indices.read(read)
+        arena = self.arenas[read.value_class, key]
+        shape = self._gathered_shape(read, arena)
+        if read.kind == "sum":
+            assert read.offsets is not None
+            return bag_sum(arena, at.index, self.indices.seg(read)[1])
+        if len(at.starts) == 1 and at.starts[0] >= 0:
+            return arena.narrow(0, at.starts[0], at.sizes[0]).view(shape)
+        return arena.index_select(0, at.index).view(shape)
+
+    def _gathered_shape(self, read: Read, arena: Tensor, rows: int = -1) -> tuple[int, ...]:
+        tail = tuple(arena.shape[1:])
+        return (rows, read.width, *tail) if read.kind == "slots" else (rows, *tail)
+
+    def _filled(self, position: int) -> Tensor:
+        read = self.ports["slots"]
+        plan = self.indices.plan
+        column = plan.program.types[self.type].ports[read.port].positions.index(position)
+        rows = plan.classes[read.value_class].rows if read.value_class >= 0 else 0
+        return (self.indices.read(read).index.view(-1, read.width)[:, column] < rows).contiguous()
+
+    def _count(self) -> Tensor:
+        read = self.ports.get("edges") or self.ports["sum"]
+        spec = self.code.tape.inputs[("count",)]
+        return self.indices.seg(read)[1].diff().to(spec.dtype)
+
+    def run_whole(self, code: Code, destinations: dict[int, Tensor] | None = None) -> None:
+        """Run a piece over all rows; what it returns joins the store."""
+        takes = [self.whole(value) for value in code.takes]
+        into = [(destinations or {})[id(value)] for value in code.stores]
+        bounds = None if self.bag is None else self.indices.seg(self.bag)[1]
+        results = code.run(*takes, *into, self.rows, self.edges, bounds)
+        for value, result in zip(code.returns, results, strict=True):
+            self.store[id(value)] = result
+
+    # Per step.
+
+    def parts(self, value: Value) -> list[Tensor]:
+        """A value's tensor cut into the steps' rows."""
+        tensor = self.whole(value)
+        rows = value.rows
+        if rows is None:
+            return [tensor] * len(self.sizes)
+        if self.code.input_name.get(id(value)) == ("seg",):
+            assert self.bag is not None
+            return self.indices.seg(self.bag)[2]
+        sizes = self.sizes if rows.kind == "n" else self.edge_sizes()
+        if rows.times != 1:
+            sizes = [size * rows.times for size in sizes]
+        return list(tensor.split(sizes, value.row_dim or 0))
+
+    def edge_sizes(self) -> list[int]:
+        assert self.bag is not None
+        return self.indices.edge_sizes(self.bag)
+
+    def empty(self, value: Value) -> Tensor:
+        """Fresh memory for a value over all rows."""
+        shape = []
+        for size in value.shape or ():
+            rows = self.rows if not isinstance(size, int) and size.kind == "n" else self.edges
+            shape.append(size if isinstance(size, int) else size.times * rows)
+        return torch.empty(shape, dtype=value.dtype, device=self.indices.device)
+
+    def tail(self) -> tuple[list[int], list[int], list[Any]]:
+        """The last columns of every per-step piece: numbers of rows and edges, and segment bounds."""
+        steps = len(self.sizes)
+        if self.bag is None:
+            return self.sizes, [0] * steps, [None] * steps
+        return self.sizes, self.edge_sizes(), self.indices.seg(self.bag)[3]
+
+    def recurrent(self, value: Value) -> ReadIndex | None:
+        """The read behind a value if it is gathered from rows that are still being computed."""
+        name: Any = self.code.input_name.get(id(value))
+        if name is None or name not in self.code.role.recurrent_in:
+            return None
+        return self.indices.read(self.ports[PORT_KINDS[name[0]]])
