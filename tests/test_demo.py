@@ -45,14 +45,14 @@ def test_the_page_is_complete_and_needs_nothing_from_elsewhere(quick: tuple[str,
 
 
 def test_the_network_learns_and_the_bag_of_words_does_not() -> None:
-    settings = demo.Settings(train=600, test=200, longer=20, epochs=6, batch=50, dim=32, rate=0.02)
+    settings = demo.Settings(train=600, test=200, longer=20, epochs=12, batch=50, dim=32, rate=0.02)
     data = demo.Data.make(settings)
     torch.manual_seed(0)
     model = demo.TreeLSTM(settings.dim)
     losses = demo.train(model, data, settings, Console(file=StringIO()))
     assert losses[-1] < 0.3 * losses[0]
     said = demo.bag_of_words(data.train)(data.test)
-    assert demo.root_accuracy(model, data.test) > 0.15 + demo.share_equal(said, data.test.roots)
+    assert demo.root_accuracy(model, data.test) > 0.3 + demo.share_equal(said, data.test.roots)
 
 
 def test_batched_equals_the_plain_loop() -> None:

@@ -45,10 +45,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    import torch
     from rich.console import Console
 
     from weft.demo import Settings, run
 
+    torch.set_num_threads(1)  # its matrices are small: more threads would wait for each other
     run(Settings.quick() if options.quick else Settings(), options.out, Console())
     return 0
 

@@ -68,13 +68,13 @@ def one_by_one(model: TreeLSTM, tree: Tree) -> Tensor:
 class Settings:
     """Sizes of the demo; `quick()` is small enough for a test."""
 
-    train: int = 2000
+    train: int = 4000
     test: int = 500
     longer: int = 200
     short_words: int = 20
     epochs: int = 10
     batch: int = 64
-    dim: int = 64
+    dim: int = 96
     rate: float = 0.01
     repeats: int = 5
     seed: int = 0
@@ -175,11 +175,12 @@ def bag_of_words(sentences: Sentences) -> Callable[[Sentences], Tensor]:
 def measure(model: TreeLSTM, sentences: Sentences, settings: Settings) -> Speed:
     """Time forward, loss and backward of one mini-batch: batched by weft, and in a plain loop over trees and vertices."""
     chosen = range(min(settings.batch, len(sentences.trees)))
-    _, words, labels = sentences.batch(chosen)
+    _, _, labels = sentences.batch(chosen)
 
     def batched() -> Tensor:
         graph, words, _ = sentences.batch(chosen)
-        return model(graph, words)
+        logits: Tensor = model(graph, words)
+        return logits
 
     def looped() -> Tensor:
         return torch.cat([one_by_one(model, sentences.trees[i]) for i in chosen])
@@ -195,8 +196,8 @@ def measure(model: TreeLSTM, sentences: Sentences, settings: Settings) -> Speed:
     pairs = [(step(batched), step(looped)) for _ in range(settings.repeats)]
     (_, fast), (_, slow) = pairs[-1]
     difference = max((a - b).abs().max().item() for a, b in zip(fast, slow, strict=True))
-    seconds = [median(pair[which][0] for pair in pairs) for which in (0, 1)]
-    return Speed(len(chosen), len(words), *seconds, difference)
+    batched_seconds, looped_seconds = (median(pair[which][0] for pair in pairs) for which in (0, 1))
+    return Speed(len(chosen), len(labels), batched_seconds, looped_seconds, difference)
 
 
 def compare(model: TreeLSTM, data: Data) -> tuple[list[Accuracy], Callable[[Sentences], Tensor]]:
