@@ -2,22 +2,21 @@
 
 - a chain of reshapes is one reshape, or nothing where the shape comes back;
 - `t(t(x))` is `x`; expanding to the same shape is nothing;
-- a product plus something is one `addmm`;
 - a matrix product with zeros is zeros, and adding zeros is nothing: vertices without children pay for no recurrence;
 - equal operations are done once (never those that draw random numbers).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 from weft.graph import ops
+from weft.graph.joins import join_slice_gradients
 from weft.graph.segments import segment_sum
-from weft.graph.tape import Rows, Tape, Value, operands, prune, replace
+from weft.graph.tape import Tape, Value, operands, prune, replace
 
 aten = torch.ops.aten
 _ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
@@ -29,7 +28,7 @@ def simplify(tape: Tape) -> None:
     _absent_gradients(tape)
     _rewrite(tape)
     prune(tape)
-    _fuse_addmm(tape)
+    join_slice_gradients(tape)
     _separate_row_gradients(tape)
     prune(tape)
 
@@ -126,29 +125,6 @@ def _is_zero(value: Value, zero: set[int]) -> bool:
     if value.target is aten.cat.default:
         return all(id(operand) in zero for operand in operands(value))
     return False
-
-
-def _fuse_addmm(tape: Tape) -> None:
-    """`mm(a, b) + c` is `addmm(c, a, b)` where nothing else reads the product."""
-    uses = Counter(id(operand) for value in tape.values for operand in operands(value))
-    uses.update(id(value) for value in tape.outputs.values() if value is not None)
-    for value in tape.values:
-        if value.target is not aten.add.Tensor or value.kwargs:
-            continue
-        first, second = value.args
-        for product, other in ((second, first), (first, second)):
-            if not (isinstance(product, Value) and isinstance(other, Value)):
-                continue
-            if product.target is aten.mm.default and uses[id(product)] == 1 and _fits(other, value, product):
-                value.target, value.args = aten.addmm.default, (other, *product.args)
-                break
-
-
-def _fits(other: Value, value: Value, product: Value) -> bool:
-    if product.shape != value.shape or other.dtype != product.dtype or not product.rows:
-        return False
-    shape = other.shape or ()
-    return shape == value.shape or (len(shape) == 1 and not isinstance(shape[0], Rows) and shape[0] == (value.shape or ())[-1])
 
 
 def _separate_row_gradients(tape: Tape) -> None:

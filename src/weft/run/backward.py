@@ -64,7 +64,7 @@ class Backward:
         cut = self.cut[run.type][0]
         for name, value in cut.tape.inputs.items():
             if name[0] == "ct" and name[1] not in run.code.role.recurrent_out and self._takes(run, value):  # type: ignore[index]
-                run.store[id(value)] = self._outside(number, run, name[1], value)  # type: ignore[index]
+                run.store[value.name] = self._outside(number, run, name[1], value)  # type: ignore[index]
 
     def _takes(self, run: TypeRun, value: Value) -> bool:
         return any(value is taken for piece in self.cut[run.type][0].pieces.values() for taken in piece.takes)
@@ -122,8 +122,8 @@ class Backward:
         """Gradients of recurrent outputs that only the sums read: they were not collected step by step."""
         cut = self.cut[run.type][0]
         for value in cut.pieces["sums"].takes:
-            name: Any = run.code.input_name.get(id(value))
-            if name is not None and name[0] == "ct" and id(value) not in run.store:
+            name: Any = run.code.input_name.get(value.name)
+            if name is not None and name[0] == "ct" and value.name not in run.store:
                 actions: list[list[Callable[[], Any]]] = [[] for _ in run.sizes]
                 self._gradient_steps(number, run, name[1], value, cut, actions)
                 for step in actions:
@@ -138,7 +138,7 @@ class Backward:
     def _collect(self, run: TypeRun) -> None:
         """Hand on the gradients of a type's inputs."""
         for name, value in self.cut[run.type][0].gradients.items():
-            tensor = run.store.get(id(value))
+            tensor = run.store.get(value.name)
             if tensor is None:
                 continue
             kind = name[0]  # type: ignore[index]
@@ -178,7 +178,7 @@ class Backward:
                 room = torch.empty((rows + 1, *tail), dtype=value.dtype, device=run.indices.device)
                 room[-1:].zero_()
                 self.returned[run.type, read.port, name] = room
-                run.store[id(value)] = room[:-1].view(run.rows, read.width, *tail) if kind == "slots" else room[:-1]
+                run.store[value.name] = room[:-1].view(run.rows, read.width, *tail) if kind == "slots" else room[:-1]
 
     def _steps(self, number: int, run: TypeRun) -> list[Any]:
         cut, codes = self.cut[run.type]
@@ -190,16 +190,16 @@ class Backward:
         return list(zip(actions, zip(*columns, strict=True), strict=True))
 
     def _stored(self, run: TypeRun, value: Value) -> list[Tensor]:
-        if id(value) not in run.store:
-            run.store[id(value)] = run.empty(value)
+        if value.name not in run.store:
+            run.store[value.name] = run.empty(value)
         return run.parts(value)
 
     def _taken(self, number: int, run: TypeRun, value: Value, cut: Split, actions: list[list[Callable[[], Any]]]) -> list[Any]:
-        name: Any = run.code.input_name.get(id(value))
+        name: Any = run.code.input_name.get(value.name)
         if name is not None and name[0] == "ct" and name[1] in run.code.role.recurrent_out:
             return self._gradient_steps(number, run, name[1], value, cut, actions)
         at = run.recurrent(value)
-        if at is not None and id(value) not in run.store:
+        if at is not None and value.name not in run.store:
             keep = value in cut.pieces["sums"].takes
             return gather_steps(run, at, name[-1], value, actions, keep)
         return run.parts(value)
@@ -220,13 +220,13 @@ class Backward:
         ]
         whole = run.empty(value)
         if any(value is taken for taken in cut.pieces["sums"].takes):
-            run.store[id(value)] = whole
+            run.store[value.name] = whole
         pieces = list(whole.split(run.sizes))
         starts = run.indices.class_starts(run.type, output)
         for step, piece in enumerate(pieces):
             parts = [(rows, back.pieces[back.starts[starts[step]]]) for rows, back in inner]
             parts = [(rows, how) for rows, how in parts if how is not None]
-            pieces[step] = _collected(piece, None if outer is None else outer[step], parts, actions[step], id(value) in run.store)
+            pieces[step] = _collected(piece, None if outer is None else outer[step], parts, actions[step], value.name in run.store)
         return pieces
 
 

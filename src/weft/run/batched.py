@@ -218,13 +218,13 @@ class Execution:
     def pack(self) -> list[Tensor]:
         """Everything that backward needs, as a flat list; the rest is let go."""
         tensors: list[Tensor] = []
-        self.saved: list[tuple[int, int]] = []
+        self.saved: list[tuple[int, str]] = []
         for t in self.types:
             run = self.runs[t]
             for value in self.codes[t].saved():
-                if id(value) in run.store:
-                    self.saved.append((t, id(value)))
-                    tensors.append(run.store[id(value)])
+                if value.name in run.store:
+                    self.saved.append((t, value.name))
+                    tensors.append(run.store[value.name])
         self.saved_arenas = list(self.arenas)
         tensors += self.arenas.values()
         self.forget()

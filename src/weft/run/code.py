@@ -33,7 +33,7 @@ class CellCode:
 
     def __init__(self, tape: Tape, role: Role, wrap: Wrap | None = None) -> None:
         self.tape, self.role = tape, role
-        self.input_name: dict[int, Hashable] = {id(value): name for name, value in tape.inputs.items()}
+        self.input_name: dict[str, Hashable] = {value.name: name for name, value in tape.inputs.items()}
         self._wrap = wrap
         self._by_cotangents: dict[frozenset[Hashable], tuple[Split, dict[str, Code]]] = {}
         every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")  # type: ignore[index]
@@ -46,7 +46,7 @@ class CellCode:
             cut = split(self.tape, role.recurrent_in, role.recurrent_out, role.outputs, role.gradients, given, role.recompute)
             self._by_cotangents[given] = cut, {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives}
             for value, name in ((v, n) for n, v in cut.tape.inputs.items()):
-                self.input_name[id(value)] = name
+                self.input_name[value.name] = name
         return self._by_cotangents[given]
 
     def _compile(self, cut: Split, stage: str) -> Code:
@@ -63,11 +63,11 @@ class CellCode:
 
     def saved(self) -> list[Value]:
         """What the backward pieces read of the forward ones, inputs included."""
-        found: dict[int, Value] = {}
+        found: dict[str, Value] = {}
         for stage in ("late", "back", "sums"):
             for value in self.split.pieces[stage].takes:
                 home = self.split.home.get(id(value))
-                name = self.input_name.get(id(value))
+                name = self.input_name.get(value.name)
                 if home in ("before", "during", "after") or (name is not None and name[0] != "ct"):  # type: ignore[index]
-                    found[id(value)] = value
+                    found[value.name] = value
         return list(found.values())

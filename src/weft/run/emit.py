@@ -38,6 +38,19 @@ def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True) -> Code:
     return _Emitter(piece, tuple(stores), use_out).code()
 
 
+def _plain_slice(value: Value) -> bool:
+    dim = value.args[1] if len(value.args) > 1 else 0
+    step = value.args[4] if len(value.args) > 4 else 1
+    return step == 1 and isinstance((value.shape or ())[dim], int) and all(isinstance(arg, int) for arg in value.args[1:])
+
+
+def _narrowed(value: Value) -> tuple[int, int, int]:
+    dim = value.args[1] if len(value.args) > 1 else 0
+    start = value.args[2] if len(value.args) > 2 else 0
+    size, length = (value.args[0].shape or ())[dim], (value.shape or ())[dim]
+    return dim, max(start + size, 0) if start < 0 else min(start, size), length  # type: ignore[return-value]
+
+
 class _Emitter:
     def __init__(self, piece: Piece, stores: tuple[Value, ...], use_out: bool) -> None:
         self.piece, self.stores, self.use_out = piece, stores, use_out
@@ -47,6 +60,8 @@ class _Emitter:
         self.made: set[int] = {id(value) for value in piece.takes}
         self.inside = {id(value) for value in piece.values}
         self.destination: dict[int, str] = {}
+        self.joins: dict[int, str] = {}
+        self.copies: dict[int, list[tuple[Value, str]]] = {}
 
     def name(self, value: Value) -> str:
         if id(value) not in self.names:
@@ -56,6 +71,8 @@ class _Emitter:
     def code(self) -> Code:
         returns = tuple(value for value in self.piece.gives if not any(value is s for s in self.stores))
         self._plan_destinations()
+        if self.use_out:
+            self._plan_joins()
         for value in self.piece.values:
             self._ensure(value)
         for value in self.stores:
@@ -87,6 +104,38 @@ class _Emitter:
                 self.destination[id(base)] = place
                 self.destination[id(value)] = place
 
+    def _plan_joins(self) -> None:
+        """What is only computed to be joined by `cat` or `stack` is computed in its place in the joined tensor."""
+        for value in reversed(self.piece.values):
+            if value.target not in (aten.cat.default, aten.stack.default):
+                continue
+            dim = value.args[1] if len(value.args) > 1 else 0
+            parts: list[Value] = value.args[0]
+            if dim == value.row_dim or not any(self._can_place(part, value) for part in parts):
+                continue
+            place = self.destination.get(id(value))
+            if place is None:
+                place = self.name(value)
+                like = self.name(self.piece.takes[0])
+                self.lines.append(f"{place} = {like}.new_empty({self._render(list(value.shape or ()))}, dtype={value.dtype})")
+                self.destination[id(value)] = place
+            self.joins[id(value)] = place
+            start = 0
+            for number, part in enumerate(parts):
+                size = (part.shape or ())[dim] if value.target is aten.cat.default else 1
+                assert isinstance(size, int)
+                at = f"{place}.narrow({dim}, {start}, {size})" if value.target is aten.cat.default else f"{place}.select({dim}, {number})"
+                if self._can_place(part, value):
+                    self.lines.append(f"in_{self.name(part)} = {at}")
+                    self.destination[id(part)] = f"in_{self.name(part)}"
+                else:
+                    self.copies.setdefault(id(value), []).append((part, at))
+                start += size
+
+    def _can_place(self, part: Value, joined: Value) -> bool:
+        placed = part.target in ops.OUT_CALLS or part.target in ops.OUT_NAMES
+        return placed and part.dtype == joined.dtype and id(part) in self.inside and id(part) not in self.destination
+
     def _store(self, value: Value) -> None:
         if id(value) not in self.destination:
             self._ensure(value)
@@ -100,6 +149,12 @@ class _Emitter:
             self._ensure(operand)
         if value.constant is not None:
             self.space[self.name(value)] = value.constant
+            return
+        if id(value) in self.joins:
+            for part, at in self.copies.get(id(value), ()):
+                self.lines.append(f"{at}.copy_({self.name(part)})")
+            if self.joins[id(value)] != self.name(value):
+                self.lines.append(f"{self.name(value)} = {self.joins[id(value)]}")
             return
         place = self.destination.get(id(value)) if not is_free(value) else None
         call = self._call(value)
@@ -123,6 +178,9 @@ class _Emitter:
             return f"{self.name(value.args[0])}[{value.args[1]}]"
         if target is aten.reshape.default:
             return f"{self.name(value.args[0])}.reshape({self._render(value.args[1])})"
+        if target is aten.slice.Tensor and _plain_slice(value):
+            dim, start, length = _narrowed(value)
+            return f"{self.name(value.args[0])}.narrow({dim}, {start}, {length})"
         if target is aten.split.Tensor:
             return f"{self.name(value.args[0])}.split({', '.join(self._render(arg) for arg in value.args[1:])})"
         fast = ops.FAST_CALLS.get(target) if target is not None else None

@@ -32,19 +32,19 @@ def _whole(run: TypeRun, stage: str) -> None:
     code = run.code.codes.get(stage)
     if code is None:
         return
-    places: dict[int, Tensor] = {}
+    places: dict[str, Tensor] = {}
     late: list[tuple[Tensor, Tensor, Tensor]] = []
     for value in code.stores:
         for output, key in exchanged(run, value):
             arena = run.arenas[run.indices.plan.class_of[run.type, output], key]
             where = run.indices.class_rows(run.type, output)
-            if id(value) in places:
+            if value.name in places:
                 continue
             if isinstance(where, tuple):
-                places[id(value)] = arena[where[0] : where[1]]
+                places[value.name] = arena[where[0] : where[1]]
             else:
-                places[id(value)] = run.empty(value)
-                late.append((arena, where, places[id(value)]))
+                places[value.name] = run.empty(value)
+                late.append((arena, where, places[value.name]))
     run.run_whole(code, places)
     run.store.update(places)
     for arena, where, rows in late:
@@ -59,9 +59,9 @@ def _copy_twins(run: TypeRun, stores: tuple[Value, ...]) -> None:
             arena = run.arenas[run.indices.plan.class_of[run.type, output], key]
             where = run.indices.class_rows(run.type, output)
             if isinstance(where, tuple):
-                arena[where[0] : where[1]].copy_(run.store[id(value)])
+                arena[where[0] : where[1]].copy_(run.store[value.name])
             else:
-                arena.index_copy_(0, where.long(), run.store[id(value)])
+                arena.index_copy_(0, where.long(), run.store[value.name])
 
 
 def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Hashable]]:
@@ -103,7 +103,7 @@ def _taken(run: TypeRun, value: Value, gathers: list[list[Callable[[], Any]]]) -
     at = run.recurrent(value)
     if at is None:
         return run.parts(value)
-    key: Any = run.code.input_name[id(value)]
+    key: Any = run.code.input_name[value.name]
     keep = any(value is saved for saved in run.code.saved()) or value in run.code.split.pieces["after"].takes
     return gather_steps(run, at, key[-1], value, gathers, keep)
 
@@ -119,7 +119,7 @@ def gather_steps(
             for start, size in zip(at.starts, at.sizes, strict=True)
         ]
     if keep:
-        whole = run.store[id(value)] = run.empty(value)
+        whole = run.store[value.name] = run.empty(value)
         pieces = run.parts(value)
         flat = [piece.reshape(-1, *arena.shape[1:]) for piece in pieces] if at.read.width > 1 or at.read.kind == "slots" else pieces
         del whole
@@ -171,12 +171,12 @@ def _stored(run: TypeRun, value: Value, gathers: list[list[Callable[[], Any]]]) 
     """Where a step writes a value: its rows of the class arena, or of memory of its own."""
     names = exchanged(run, value)
     if not names:
-        run.store[id(value)] = run.empty(value)
+        run.store[value.name] = run.empty(value)
         return run.parts(value)
     output, key = names[0]
     arena = run.arenas[run.indices.plan.class_of[run.type, output], key]
     where = run.indices.class_rows(run.type, output)
     if isinstance(where, tuple):
-        run.store[id(value)] = arena[where[0] : where[1]]
-        return list(run.store[id(value)].split(run.sizes))
+        run.store[value.name] = arena[where[0] : where[1]]
+        return list(run.store[value.name].split(run.sizes))
     return [arena.narrow(0, start, size) for start, size in zip(run.indices.class_starts(run.type, output), run.sizes, strict=True)]

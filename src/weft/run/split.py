@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from weft.errors import TraceError
 from weft.graph import ops
 from weft.graph.tape import Tape, Value, operands
+from weft.run.fuse import fuse_products
 from weft.run.recompute import copy_tape, recompute_in_backward
 from weft.run.views import bases, is_free
 
@@ -59,7 +60,7 @@ def split(
     recompute: bool = False,
 ) -> Split:
     """Cut `tape`. `gradients` are the input names whose gradient is wanted (none: inference)."""
-    tape = copy_tape(tape) if recompute else tape
+    tape = copy_tape(tape)
     recurrent_in, recurrent_out, cotangents = set(recurrent_in), set(recurrent_out), set(cotangents)
     asked = set(wanted_outputs)
     outputs = {n[1]: v for n, v in tape.outputs.items() if v is not None and n[0] == "out" and n[1] in asked}  # type: ignore[index]
@@ -91,6 +92,7 @@ def split(
     if recompute:
         recompute_in_backward(tape, home, from_ct)
     _keep_parts_with_their_operation(tape, home)
+    fuse_products(tape, home)
     return _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out)
 
 

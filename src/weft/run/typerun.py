@@ -22,7 +22,7 @@ Arenas = dict[tuple[int, Hashable], Tensor]
 
 
 class TypeRun:
-    """A type's rows in one call. `store` maps values (by id) to tensors over all rows."""
+    """A type's rows in one call. `store` maps values (by name) to tensors over all rows."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class TypeRun:
         self.bag = bag
         self.edges = 0 if bag is None else len(bag.index)
         self.sizes = indices.step_sizes(type)
-        self.store: dict[int, Tensor] = {}
+        self.store: dict[str, Tensor] = {}
 
     # Whole rows.
 
     def whole(self, value: Value) -> Tensor:
         """The tensor of a value over all rows."""
-        found = self.store.get(id(value))
+        found = self.store.get(value.name)
         if found is None:
-            found = self.store[id(value)] = self.input(self.code.input_name[id(value)])
+            found = self.store[value.name] = self.input(self.code.input_name[value.name])
         return found
 
     def input(self, name: Any) -> Tensor:
@@ -95,14 +95,14 @@ class TypeRun:
         spec = self.code.tape.inputs[("count",)]
         return self.indices.seg(read)[1].diff().to(spec.dtype)
 
-    def run_whole(self, code: Code, destinations: dict[int, Tensor] | None = None) -> None:
+    def run_whole(self, code: Code, destinations: dict[str, Tensor] | None = None) -> None:
         """Run a piece over all rows; what it returns joins the store."""
         takes = [self.whole(value) for value in code.takes]
-        into = [(destinations or {})[id(value)] for value in code.stores]
+        into = [(destinations or {})[value.name] for value in code.stores]
         bounds = None if self.bag is None else self.indices.seg(self.bag)[1]
         results = code.run(*takes, *into, self.rows, self.edges, bounds)
         for value, result in zip(code.returns, results, strict=True):
-            self.store[id(value)] = result
+            self.store[value.name] = result
 
     # Per step.
 
@@ -112,7 +112,7 @@ class TypeRun:
         rows = value.rows
         if rows is None:
             return [tensor] * len(self.sizes)
-        if self.code.input_name.get(id(value)) == ("seg",):
+        if self.code.input_name.get(value.name) == ("seg",):
             assert self.bag is not None
             return self.indices.seg(self.bag)[2]
         sizes = self.sizes if rows.kind == "n" else self.edge_sizes()
@@ -141,7 +141,7 @@ class TypeRun:
 
     def recurrent(self, value: Value) -> ReadIndex | None:
         """The read behind a value if it is gathered from rows that are still being computed."""
-        name: Any = self.code.input_name.get(id(value))
+        name: Any = self.code.input_name.get(value.name)
         if name is None or name not in self.code.role.recurrent_in:
             return None
         return self.indices.read(self.ports[PORT_KINDS[name[0]]])

@@ -1,0 +1,99 @@
+"""`assert_equivalent`: the batched engines against one vertex at a time, outputs and every gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.api.function import VertexFunction
+from weft.errors import TypeMismatch
+from weft.plan.schedule import POLICIES
+from weft.testing.compare import check_alike, check_gradient, check_leaves, check_repeats
+from weft.testing.once import Outcome, Subject, run_once
+
+REFERENCE = {"policy": "auto", "backend": "reference"}
+
+
+def assert_equivalent(
+    fn_or_model: Any,
+    *inputs: Any,
+    policies: Iterable[str] | None = None,
+    backends: Iterable[str] | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    edges: Any = None,
+    rounds: int | None = None,
+    init: Any = None,
+    **options: Any,
+) -> None:
+    """Run batched under every policy and backend asked for, and one by one; raise `AssertionError` at the first difference.
+
+    Compared are the outputs and, for a random cotangent, the gradients of all parameters, of all floating-point inputs (they are
+    given copies that require gradients) and of captured tensors that require gradients. Per tensor `max|a-b|` may be at most
+    `tolerance * max(1, max|b|)`; by default 1e-12 in float64, 1e-5 in float32, and a few units of rounding below that. NaN and
+    infinities must be at the same places. A gradient that is None one by one must be None; one that is all zeros may be None.
+
+    If the function draws random numbers (dropout in training), numbers cannot agree: then shapes, dtypes and finiteness are compared,
+    which gradients exist, and that the same seed gives the same bits twice.
+
+    Gradients, random state, train and eval modes and the inputs are left as they were. `policies` defaults to all, `backends` to
+    "eager"; `edges`, `rounds`, `init` and the options are those of calling a `weft.VertexFunction`.
+
+    >>> import torch, weft, weft.testing
+    >>> class Depth(weft.VertexFunction):
+    ...     def __init__(self):
+    ...         super().__init__(state={"depth": ()})
+    ...     def forward(self, v):
+    ...         depth = v.gather().max("depth") + 1
+    ...         v.scatter(depth=depth)
+    ...         v.push(depth)
+    >>> weft.testing.assert_equivalent(Depth(), weft.Graph.from_parents([2, 2, 3, -1]), policies=["depth", "condense"])
+    """
+    if not callable(fn_or_model) or not (isinstance(fn_or_model, VertexFunction) or hasattr(fn_or_model, "takes_options")):
+        raise TypeMismatch(
+            "assert_equivalent: expected a weft.VertexFunction, or a program of weft.testing.random_program, "
+            f"got {type(fn_or_model).__name__}"
+        )
+    call = {name: given for name, given in (("edges", edges), ("rounds", rounds), ("init", init)) if given is not None}
+    subject = Subject.of(fn_or_model, inputs, call)
+    with _everything_left_alone(fn_or_model):
+        expected = run_once(subject, seed, REFERENCE)
+        for backend in ("eager",) if backends is None else backends:
+            for policy in POLICIES if policies is None else policies:
+                chosen = {**options, "policy": policy, "backend": backend}
+                _check(subject, chosen, expected, seed, tolerance)
+
+
+def _check(subject: Subject, options: dict[str, Any], expected: Outcome, seed: int, tolerance: float | None) -> None:
+    where = f"policy {options['policy']!r}, backend {options['backend']!r}"
+    got = run_once(subject, seed, options)
+    if str(got.tree) != str(expected.tree):
+        raise AssertionError(f"{where}: the result has the structure {got.tree}, one by one it has {expected.tree}")
+    if expected.is_random:
+        check_repeats(where, got, run_once(subject, seed, options))
+        check_alike(where, got, expected)
+        return
+    check_leaves(where, got, expected, tolerance)
+    for name, gradient in got.gradients.items():
+        check_gradient(f"{where}: gradient of {name}", gradient, expected.gradients[name], tolerance)
+
+
+@contextmanager
+def _everything_left_alone(model: Any) -> Iterator[None]:
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    buffers: list[tuple[Tensor, Tensor]] = [(b, b.detach().clone()) for module in modules for b in module.buffers(recurse=False)]
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        for buffer, before in buffers:
+            if not torch.equal(buffer, before):
+                buffer.data.copy_(before)
