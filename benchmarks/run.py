@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks import data, report
 from benchmarks.harness import Instance, Mode, Timing, Unequal, best_hand, check, measure
-from benchmarks.peers import run_dynet
+from benchmarks.peers import run_peer
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.common import CaseSpec, Options
 
@@ -27,6 +27,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, help="timed rounds (default: 15, for single examples 5)")
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: does it run, is it equal")
     parser.add_argument("--dynet", metavar="PYTHON", help="an interpreter with DyNet, to add its row (benchmarks/peers)")
+    parser.add_argument("--dgl", metavar="PYTHON", help="the same for DGL")
     parser.add_argument("--out", type=Path, default=report.REPORTS, help="folder of the report")
     chosen = parser.parse_args(given)
     if unknown := [name for name in chosen.names if name not in WORKLOADS]:
@@ -43,9 +44,11 @@ def _rounds(chosen: argparse.Namespace, instances: Sequence[Instance]) -> int:
 
 
 def _peers(case: CaseSpec, chosen: argparse.Namespace, options: Options, rounds: int) -> dict[str, dict[Mode, Timing]]:
-    if not chosen.dynet or case.workload != "tree_lstm":
+    if case.workload != "tree_lstm":
         return {}
-    return {run_dynet.NAME: run_dynet.measure(chosen.dynet, case, options, min(rounds, 7))}
+    wanted = {"DyNet": chosen.dynet, "DGL": chosen.dgl}
+    rounds = min(rounds, 7)
+    return {name: run_peer.measure(name, python, case, options, rounds) for name, python in wanted.items() if python}
 
 
 def run_case(case: CaseSpec, chosen: argparse.Namespace, options: Options) -> list[report.Result]:
@@ -86,7 +89,7 @@ def main(given: Sequence[str] | None = None) -> int:
             for result in run_case(case, chosen, options):
                 console.print(report.table(result))
                 results.append(result)
-    except run_dynet.PeerFailed as why:
+    except run_peer.PeerFailed as why:
         console.print(str(why), markup=False)
         return 2
     except Unequal as why:

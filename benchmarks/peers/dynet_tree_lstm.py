@@ -2,7 +2,7 @@
 
     python dynet_tree_lstm.py CASE.npz OUT.npz --repeat 7
 
-CASE.npz holds trees, word rows and parameters (`benchmarks/peers/run_dynet.py` writes it); OUT.npz gets the gradients, for
+CASE.npz holds trees, word rows and parameters (`benchmarks/peers/run_peer.py` writes it); OUT.npz gets the gradients, for
 comparison. Prints one line of JSON: milliseconds of a training step (building the graph, forward, backward) and of inference.
 """
 

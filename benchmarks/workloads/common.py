@@ -107,6 +107,8 @@ def weft_variants(
     def plan() -> None:
         step.plan()
 
+    if not callable(getattr(weft, "plan", None)):
+        return [Variant("weft", "weft", training(lambda: loss(step.run(), step.y)), step.run, step.in_order, step.shuffle)]
     return [
         Variant("weft", "weft", training(lambda: loss(step.run(), step.y)), step.run, step.in_order, step.shuffle),
         Variant("weft, planning alone", "planning", plan, plan, prepare=step.shuffle),

@@ -1,4 +1,4 @@
-"""Runs the DyNet twin of the Tree-LSTM workload in an interpreter that has DyNet, and compares its numbers first."""
+"""Runs the twin of the Tree-LSTM workload in an interpreter that has the other system, and compares its numbers first."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from benchmarks.workloads import tree_lstm
 from benchmarks.workloads.common import CaseSpec, Options, part
 from weft.nn import NaryTreeLSTM, TreeLSTMLeaf, TreeLSTMNode
 
-NAME = "DyNet"
-TOLERANCE = 1e-4  # DyNet computes in float32, with its own approximation of tanh and the logistic function
-SCRIPT = Path(__file__).parent / "dynet_tree_lstm.py"
+SCRIPTS = {"DyNet": "dynet_tree_lstm.py", "DGL": "dgl_tree_lstm.py"}
+TOLERANCE = 1e-4  # float32, and DyNet approximates tanh and the logistic function in its own way
 
 
 class PeerFailed(Exception):
@@ -44,7 +43,7 @@ def _write(path: Path, model: NaryTreeLSTM, groups: Sequence[Sequence[data.Binar
     np.savez(path, single=np.array(len(groups) > 1), table=table.numpy(), sizes=sizes, **arrays)
 
 
-def _compare(path: Path, model: NaryTreeLSTM, trees: Sequence[data.BinaryTree], table: Tensor) -> None:
+def _compare(peer: str, path: Path, model: NaryTreeLSTM, trees: Sequence[data.BinaryTree], table: Tensor) -> None:
     hand = next(v for v in tree_lstm.make_instance(model, trees, table).variants if v.role == "hand")
     model.zero_grad()
     wanted = {"loss": hand.train(), **{name: p.grad for name, p in _parameters(model).items()}}
@@ -53,22 +52,22 @@ def _compare(path: Path, model: NaryTreeLSTM, trees: Sequence[data.BinaryTree], 
             assert tensor is not None
             gap = difference(torch.from_numpy(got[name]).reshape(tensor.shape), tensor)
             if gap > TOLERANCE:
-                raise Unequal(f"DyNet: {name} differs by {gap:.2g}")
+                raise Unequal(f"{peer}: {name} differs by {gap:.2g}")
 
 
-def measure(python: str, case: CaseSpec, options: Options, repeat: int) -> dict[Mode, Timing]:
-    """Milliseconds of DyNet on the trees of this case of the Tree-LSTM workload."""
+def measure(peer: str, python: str, case: CaseSpec, options: Options, repeat: int) -> dict[Mode, Timing]:
+    """Milliseconds of the other system on the trees of this case of the Tree-LSTM workload."""
     trees, table = tree_lstm.load(options)
     groups, table = tree_lstm.batch_of(trees, case.batch), table.float()
     model = tree_lstm.make_model(torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         given, got = Path(folder, "case.npz"), Path(folder, "out.npz")
         _write(given, model, groups, table)
-        command = [python, str(SCRIPT), str(given), str(got), "--repeat", str(repeat)]
+        command = [python, str(Path(__file__).parent / SCRIPTS[peer]), str(given), str(got), "--repeat", str(repeat)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": ""}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
-            raise PeerFailed(f"{python} could not run the DyNet twin:\n{done.stderr.strip()[-2000:]}")
-        _compare(got, model, groups[0], table)
+            raise PeerFailed(f"{python} could not run the {peer} twin:\n{done.stderr.strip()[-2000:]}")
+        _compare(peer, got, model, groups[0], table)
     result = json.loads(done.stdout.splitlines()[-1])
     return {"train": Timing(**result["train"]), "infer": Timing(**result["infer"])}
