@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from weft.errors import StructureError
+
 Ints = npt.NDArray[np.int32]
 
 EMPTY = -1
@@ -87,8 +89,8 @@ class Program:
         """Read a program that `save` wrote."""
         with np.load(path, allow_pickle=False) as data:
             types = tuple(_parse_type(str(row)) for row in data["types"])
-            optional = {name: data[name] if name in data else None for name in ("out", "feed", "edge")}
-            return Program(types, data["type"], data["ptr"], data["src"], **optional)
+            out, feed, edge = (data.get(name) for name in ("out", "feed", "edge"))
+            return Program(types, data["type"], data["ptr"], data["src"], out, feed, edge)
 
 
 def _parse_type(row: str) -> NodeType:
@@ -98,8 +100,15 @@ def _parse_type(row: str) -> NodeType:
 
 
 def merge(programs: Sequence[Program]) -> Program:
-    """One program that computes all of `programs`, nodes in the given order. All must share their node types."""
-    first = programs[0]
+    """One program that computes all of `programs`, nodes in the given order. All must share their node types.
+
+    >>> import numpy as np
+    >>> pair = Program((NodeType("a"),), np.zeros(2, np.int32), np.array([0, 0, 1], np.int32), np.array([0], np.int32))
+    >>> both = merge([pair, pair])
+    >>> both.ptr.tolist(), both.src.tolist()
+    ([0, 0, 1, 1, 2], [0, 2])
+    """
+    first = _common(programs)
     nodes = np.array([p.num_nodes for p in programs], dtype=np.int64)
     arguments = np.array([p.num_arguments for p in programs], dtype=np.int64)
     node_base = np.concatenate(([0], np.cumsum(nodes)))[:-1].astype(np.int32)
@@ -113,20 +122,31 @@ def merge(programs: Sequence[Program]) -> Program:
         type=np.concatenate([p.type for p in programs]),
         ptr=ptr,
         src=src,
-        out=None if first.out is None else np.concatenate([_required(p.out) for p in programs]),
-        feed=None if first.feed is None else _merge_rows([_required(p.feed) for p in programs]),
-        edge=None if first.edge is None else _merge_rows([_required(p.edge) for p in programs]),
+        out=None if first.out is None else np.concatenate([p.out for p in programs if p.out is not None]),
+        feed=None if first.feed is None else _merge_rows([p.feed for p in programs if p.feed is not None]),
+        edge=None if first.edge is None else _merge_rows([p.edge for p in programs if p.edge is not None]),
     )
 
 
-def _required(array: Ints | None) -> Ints:
-    if array is None:
-        raise ValueError("programs with and without out, feed or edge rows cannot be merged")
-    return array
+def _common(programs: Sequence[Program]) -> Program:
+    """The first of programs that can be merged; raises if there is none, or if some are unlike it."""
+    if not programs:
+        raise StructureError("merge: expected at least one program, came none")
+    first = programs[0]
+    for number, other in enumerate(programs):
+        if other.types is not first.types and other.types != first.types:
+            raise StructureError(f"merge: expected the node types of program 0 in all, came others in program {number}")
+        for name in ("out", "feed", "edge"):
+            if (getattr(other, name) is None) != (getattr(first, name) is None):
+                has, lacks = (number, 0) if getattr(first, name) is None else (0, number)
+                raise StructureError(
+                    f"merge: expected {name} rows in all programs or none, came some in {has} and none in {lacks}"
+                )
+    return first
 
 
 def _merge_rows(parts: Sequence[Ints]) -> Ints:
-    """Concatenate row numbers of data that is itself concatenated: each part counts on from the one before."""
+    """Concatenate row numbers of data that is itself concatenated: each part counts on from the last row named before it."""
     counts = np.array([int(part.max(initial=-1)) + 1 for part in parts], dtype=np.int64)
     base = np.concatenate(([0], np.cumsum(counts)))[:-1]
     flat = np.concatenate(parts)

@@ -56,7 +56,9 @@ def lay_out(
     }
     classes, class_of, class_row = _classes(program, groups, counts, sources)
     reads = _reads(program, groups, rows, sources, classes, class_of, class_row)
-    return Plan(program, policy, groups, rows, row, classes, class_of, class_row, reads, time.perf_counter() - started)
+    return Plan(
+        program, policy, groups, rows, row, classes, class_of, class_row, reads, time.perf_counter() - started, max_rows
+    )
 
 
 def _groups(

@@ -49,8 +49,9 @@ class ValueClass:
 class Read:
     """What one port of one type gathers: class rows, in the order of the type's rows.
 
-    `offsets` (rows + 1) bounds each row's part of `index` for ports of kind "sum" and "edges"; slots have a fixed width. `slices` holds, for
-    each piece in `bounds` (the type's steps, or all rows at once), the first class row if the piece is consecutive.
+    `offsets` (rows + 1) bounds each row's part of `index` for ports of kind "sum" and "edges"; slots have a fixed width.
+    `slices` holds, for each piece in `bounds` (the type's steps, or all rows at once), the first class row if the piece is
+    consecutive.
     """
 
     type: int
@@ -71,8 +72,9 @@ class Read:
 class Return:
     """How gradients come back from one read to the rows of a class that one group wrote.
 
-    The gradient of class row `first + i` is the sum of gradient rows `index[offsets[i]:offsets[i+1]]` of the read, in that order. Where no row
-    has more than one, `single` holds that one (or the number of gradient rows, a row of zeros). `slices` as in `Read`.
+    The gradient of class row `first + i` is the sum of gradient rows `index[offsets[i]:offsets[i+1]]` of the read, in that
+    order. Where the read gathers no class row twice, `single` holds the one gradient row (or the number of gradient rows, a
+    row of zeros). `slices` as in `Read`, and `nothing` marks the pieces to which no gradient comes back.
     """
 
     type: int
@@ -105,6 +107,8 @@ class Plan:
     """For each (type, output) the class row of every row of the type."""
     reads: tuple[Read, ...]
     seconds: float = 0.0
+    max_rows: int | None = None
+    """No step is longer than this, where it is given."""
     _derived: dict[object, object] = field(default_factory=dict, repr=False)
 
     @cached_property

@@ -1,8 +1,8 @@
 """Returns: the way back. For every read, which gradient rows belong to which class rows.
 
-A gather's derivative is a scatter; written from the other side it is again a gather: the gradient of a row is the sum, in a fixed
-order, of the gradient rows of all who read it. Where every row has one reader (trees, chains) that is an index, or a slice; with
-several readers it is a segment sum. Nothing is accumulated by scattering, so equal calls give equal bits.
+A gather's derivative is a scatter; written from the other side it is again a gather: the gradient of a row is the sum, in a
+fixed order, of the gradient rows of all who read it. Where every row has one reader (trees, chains) that is an index, or a
+slice; with several readers it is a segment sum. Nothing is accumulated by scattering, so equal calls give equal bits.
 
 A port of kind "sum" gives the same gradient to all its arguments: its gradient rows are rows of the reading type, and the
 repetition over arguments is folded into the index.
@@ -10,24 +10,23 @@ repetition over arguments is folded into the index.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from weft.graph.program import Ints
 from weft.plan.levels import offsets as offsets_of
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 
+Returns = dict[tuple[int, int, int], Return]
 
-def returns(plan: Plan) -> dict[tuple[int, int, int], Return]:
+
+def returns(plan: Plan) -> Returns:
     """All returns, by (reading type, port, producing group); computed once per plan."""
-    kept = plan._derived.get("returns")
-    if kept is None:
-        kept = {}
-        for read in plan.reads:
-            if read.value_class >= 0:
-                for back in _returns_of(plan, read):
-                    kept[back.type, back.port, back.group] = back
-        plan._derived["returns"] = kept
-    return kept  # type: ignore[return-value]
+    if "returns" not in plan._derived:
+        found = [back for read in plan.reads if read.value_class >= 0 for back in _returns_of(plan, read)]
+        plan._derived["returns"] = {(back.type, back.port, back.group): back for back in found}
+    return cast(Returns, plan._derived["returns"])
 
 
 def _returns_of(plan: Plan, read: Read) -> list[Return]:

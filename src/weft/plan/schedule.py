@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -16,6 +17,7 @@ from weft.plan.depth import depth_steps
 from weft.plan.layout import lay_out
 from weft.plan.levels import colevels, levels
 from weft.plan.plan import Plan
+from weft.plan.verify import verify_plan
 
 POLICIES = ("auto", "depth", "agenda", "condense")
 
@@ -42,7 +44,10 @@ def schedule(
     else:
         orders = [_one_group(program, policy)]
     ahead = above() if above is not None else colevels(program.ptr, program.src)
-    return lay_out(program, policy, orders, ahead, max_rows, started)
+    plan = lay_out(program, policy, orders, ahead, max_rows, started)
+    if os.environ.get("WEFT_VERIFY") == "1":
+        verify_plan(plan)
+    return plan
 
 
 def _one_group(program: Program, policy: str) -> GroupOrder:
