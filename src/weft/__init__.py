@@ -10,3 +10,4 @@ from weft.errors import StructureError as StructureError
 from weft.errors import TraceError as TraceError
 from weft.errors import TypeMismatch as TypeMismatch
 from weft.errors import WeftError as WeftError
+from weft.tools.planned import plan as plan

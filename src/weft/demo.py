@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -214,12 +215,12 @@ def compare(model: TreeLSTM, data: Data) -> tuple[list[Accuracy], Callable[[Sent
 
 
 def choose_sample(model: TreeLSTM, sentences: Sentences, words: Callable[[Sentences], Tensor]) -> Sample:
-    """Of the unseen sentences that fit on a page, the longest on which the bag of words is wrong."""
+    """Of the unseen sentences that fit on a page and mislead the bag of words, the one with the most phrases that are not neutral."""
     graph, predicted = predict(model, sentences)
     said = words(sentences)
     rows = [rows.tolist() for rows in graph.split(predicted)]
     fits = [i for i, tree in enumerate(sentences.trees) if len(tree.text) <= 90 and said[i] != tree.labels[-1]]
-    best = max(fits or range(1), key=lambda i: len(sentences.trees[i].words))
+    best = max(fits or range(1), key=lambda i: int((sentences.trees[i].labels != LABELS.index("neutral")).sum()))
     return Sample(sentences.trees[best], rows[best], int(said[best]))
 
 
@@ -242,7 +243,7 @@ def run(settings: Settings, path: Path, console: Console) -> Report:
     show_speed(speed, console)
     graph, inputs, _ = data.test.batch(range(speed.trees))
     plan = weft.plan(model, graph, inputs).explain()
-    console.print(Panel(plan, title="the plan of one mini-batch", expand=False))
+    console.print(Panel(Text(plan), title="the plan of one mini-batch", expand=False))
     sample = choose_sample(model, data.test, words)
     report = Report(sizes, losses, train_seconds, accuracies, speed, sample, plan, machine(settings))
     write_page(report, path)

@@ -209,24 +209,9 @@ def segment_max(per_edge: Tensor, seg: Tensor, rows: int) -> Tensor:
     index = seg.reshape(-1, *[1] * (per_edge.dim() - 1)).expand_as(per_edge)
     start = per_edge.new_zeros((rows, *per_edge.shape[1:]))
     top = start.scatter_reduce(0, index, per_edge.detach(), "amax", include_self=False)
-    ties = (per_edge.detach() == top.index_select(0, seg)).to(per_edge.dtype)
-    share = ties / start.index_add(0, seg, ties).clamp_min(1).index_select(0, seg)
-    return _ValueOf.apply(start.index_add(0, seg, share * per_edge), top)
-
-
-class _ValueOf(torch.autograd.Function):
-    """The second argument's value with the first one's gradient: a weighted sum of equal rows need not round to them."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(carrier: Tensor, value: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
+    tied = per_edge.detach() == top.index_select(0, seg)
+    ties = tied.to(per_edge.dtype)
+    share = ties / start.index_add(0, seg, ties).index_select(0, seg)
+    carrier = start.index_add(0, seg, torch.where(tied, per_edge, torch.zeros((), dtype=per_edge.dtype)) * share)
+    # The carrier has the gradient and, up to rounding, the value: a sum of equal shares need not round to the maximum.
+    return carrier + torch.where(top == carrier, torch.zeros((), dtype=top.dtype), top - carrier).detach()

@@ -168,16 +168,23 @@ class Backward:
 
     def _make_room(self, run: TypeRun) -> None:
         """Memory for the gradient rows that a type gives back, with a row of zeros at the end for rows nobody read."""
+        rooms: dict[str, Tensor] = {}
         for name, value in self.cut[run.type][0].gradients.items():
             if name in run.code.role.recurrent_in:
                 kind: Any = name[0]  # type: ignore[index]
                 read = run.ports[PORT_KINDS[kind]]
+                if value.name in rooms:  # two inputs with one and the same gradient
+                    self.returned[run.type, read.port, name] = rooms[value.name]
+                    continue
                 shape = value.shape or ()
                 rows = run.rows * read.width if kind == "slots" else run.rows if kind == "sum" else run.edges
                 tail = [size for size in shape[2 if kind == "slots" else 1 :] if isinstance(size, int)]
                 room = torch.empty((rows + 1, *tail), dtype=value.dtype, device=run.indices.device)
                 room[-1:].zero_()
-                self.returned[run.type, read.port, name] = room
+                self.returned[run.type, read.port, name] = rooms[value.name] = room
+                known = run.store.get(value.name)
+                if known is not None:
+                    room[:-1].view(known.shape).copy_(known)
                 run.store[value.name] = room[:-1].view(run.rows, read.width, *tail) if kind == "slots" else room[:-1]
 
     def _steps(self, number: int, run: TypeRun) -> list[Any]:
@@ -211,7 +218,7 @@ class Backward:
         output, key = name
         value_class = self.plan.class_of[run.type, output]
         outside = self._outside_or_none(number, run, name)
-        outer = None if outside is None else list(outside.split(run.sizes))
+        outer = None if outside is None else list(outside.split_with_sizes(run.sizes))
         group = self.plan.groups[number]
         inner = [
             (self.returned[read.type, read.port, port_name], back)
@@ -221,7 +228,7 @@ class Backward:
         whole = run.empty(value)
         if any(value is taken for taken in cut.pieces["sums"].takes):
             run.store[value.name] = whole
-        pieces = list(whole.split(run.sizes))
+        pieces = list(whole.split_with_sizes(run.sizes))
         starts = run.indices.class_starts(run.type, output)
         for step, piece in enumerate(pieces):
             parts = [(rows, back.pieces[back.starts[starts[step]]]) for rows, back in inner]

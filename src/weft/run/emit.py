@@ -182,9 +182,19 @@ class _Emitter:
             dim, start, length = _narrowed(value)
             return f"{self.name(value.args[0])}.narrow({dim}, {start}, {length})"
         if target is aten.split.Tensor:
-            return f"{self.name(value.args[0])}.split({', '.join(self._render(arg) for arg in value.args[1:])})"
+            return self._split(value)
         fast = ops.FAST_CALLS.get(target) if target is not None else None
         return f"{fast or self._bind(target)}({self._arguments(value)})"
+
+    def _split(self, value: Value) -> str:
+        """Tensor.split is a Python function; its C counterpart takes the sizes."""
+        dim = value.args[2] if len(value.args) > 2 else 0
+        total = (value.args[0].shape or ())[dim]
+        size = value.args[1]
+        if not (isinstance(total, int) and isinstance(size, int)):
+            return f"{self.name(value.args[0])}.split({self._render(size)}, {dim})"
+        sizes = [size] * (total // size) + ([total % size] if total % size else [])
+        return f"{self.name(value.args[0])}.split_with_sizes({sizes}, {dim})"
 
     def _call_into(self, value: Value, place: str) -> str | None:
         target = value.target

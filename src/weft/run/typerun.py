@@ -118,7 +118,7 @@ class TypeRun:
         sizes = self.sizes if rows.kind == "n" else self.edge_sizes()
         if rows.times != 1:
             sizes = [size * rows.times for size in sizes]
-        return list(tensor.split(sizes, value.row_dim or 0))
+        return list(tensor.split_with_sizes(sizes, value.row_dim or 0))
 
     def edge_sizes(self) -> list[int]:
         assert self.bag is not None

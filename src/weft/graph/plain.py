@@ -1,0 +1,211 @@
+"""Cells that cannot be traced: batched as they are, or at worst run row by row.
+
+Such a cell becomes a tape of three opaque operations, so that everything after tracing works as for any other cell:
+
+    forward      runs the user's code on a step's rows under autograd and remembers its graph under a number
+    row_grads    differentiates that graph with respect to the step's inputs, and collects parameter gradients on the way
+    sums         hands out the collected parameter gradients
+
+The remembered graphs live in `records`, a dictionary that belongs to one call.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from weft.errors import TraceError
+from weft.graph.rows import ChildFunction, Spec, TensorSpec, _Asking
+from weft.graph.tape import Rows, Tape, Value
+
+Records = dict[Any, Any]
+Run = Callable[[dict[Hashable, Tensor], int], dict[Hashable, Tensor]]
+
+
+@dataclass(eq=False)
+class Plain:
+    """The three operations of one untraceable cell."""
+
+    run: Run
+    names: tuple[Hashable, ...]
+    outputs: tuple[Hashable, ...]
+    diff: tuple[Hashable, ...]
+    captures: Callable[[], list[Tensor]]
+    around: Callable[[], AbstractContextManager[Any]]
+
+    def tape(self, specs: Mapping[Hashable, TensorSpec], results: Mapping[Hashable, TensorSpec], per_edge: Any) -> Tape:
+        n = Rows("n")
+        inputs: dict[Hashable, Value] = {}
+        for i, tensor in enumerate(self.captures()):
+            inputs["capture", i] = Value(f"capture{i}", None, shape=tuple(tensor.shape), dtype=tensor.dtype)
+        for i, name in enumerate(self.names):
+            rows = Rows("e") if per_edge(name) else n
+            inputs[name] = Value(f"input{i}", None, shape=(rows, *specs[name].shape), dtype=specs[name].dtype)
+        given = [inputs[name] for name in self.names]
+        forward = Value("forward", Operation(self.forward), (given,))
+        token = Value("token", operator.getitem, (forward, len(self.outputs)), {}, (n,), torch.int64)
+        values, outputs = [forward, token], dict[Hashable, Value | None]()
+        cotangents: list[Value] = []
+        for i, name in enumerate(self.outputs):
+            spec = results[name]
+            part = Value(f"out{i}", operator.getitem, (forward, i), {}, (n, *spec.shape), spec.dtype)
+            values.append(part)
+            outputs["out", name] = part
+            if spec.dtype.is_floating_point or spec.dtype.is_complex:
+                inputs["ct", name] = Value(f"ct{i}", None, shape=part.shape, dtype=part.dtype)
+                cotangents.append(inputs["ct", name])
+        back = Value("row_grads", Operation(self.row_grads), (token, cotangents))
+        sums = Value("param_sums", Operation(self.param_sums), (token, cotangents))
+        for i, name in enumerate(self.diff):
+            like = inputs[name]
+            values += [back] if not i else []
+            values.append(Value(f"grad{i}", operator.getitem, (back, i), {}, like.shape, like.dtype))
+            outputs["grad", name] = values[-1]
+        values.append(sums)
+        for i, tensor in enumerate(self.captures()):
+            if tensor.requires_grad:
+                values.append(Value(f"sum{i}", operator.getitem, (sums, i), {}, tuple(tensor.shape), tensor.dtype))
+                outputs["grad", ("capture", i)] = values[-1]
+        return Tape(inputs, values, outputs)
+
+    def forward(self, tensors: list[Tensor], n: int, e: int, records: Records) -> tuple[Tensor, ...]:
+        number = len(records)
+        training = records.get("training", False)
+        given = dict(zip(self.names, tensors, strict=True))
+        with torch.set_grad_enabled(training), self.around():
+            leaves = {name: t.detach().requires_grad_() if training and name in self.diff else t for name, t in given.items()}
+            results = self.run(leaves, n)
+            ordered = [results[name] for name in self.outputs]
+        if training:
+            records[number] = ([leaves[name] for name in self.diff], ordered)
+        device = tensors[0].device if tensors else ordered[0].device
+        return *(value.detach() for value in ordered), torch.full((n,), number, dtype=torch.int64, device=device)
+
+    def row_grads(self, token: Tensor, cotangents: list[Tensor], n: int, e: int, records: Records) -> list[Tensor]:
+        """Rows of one or several remembered graphs, in order."""
+        parts = [self._differentiate(number, cts, records) for number, cts in _chunks(token, cotangents)]
+        return [torch.cat(column) for column in zip(*parts, strict=True)] if len(parts) != 1 else parts[0]
+
+    def _differentiate(self, number: int, cotangents: list[Tensor], records: Records) -> list[Tensor]:
+        leaves, outputs = records[number]
+        captures = [tensor for tensor in self.captures() if tensor.requires_grad]
+        floats = [out for out in outputs if out.is_floating_point() or out.is_complex()]
+        pairs = [(out, ct) for out, ct in zip(floats, cotangents, strict=True) if out.requires_grad]
+        if pairs:
+            grads = torch.autograd.grad(
+                [out for out, _ in pairs], [*leaves, *captures], [ct for _, ct in pairs], retain_graph=True, allow_unused=True
+            )
+        else:
+            grads = (None,) * (len(leaves) + len(captures))
+        records["params", number] = grads[len(leaves) :]
+        return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=False)]
+
+    def param_sums(self, token: Tensor, cotangents: list[Tensor], n: int, e: int, records: Records) -> list[Tensor | None]:
+        captures = self.captures()
+        totals: list[Tensor | None] = [None] * len(captures)
+        at = [i for i, tensor in enumerate(captures) if tensor.requires_grad]
+        for number, cts in _chunks(token, cotangents):
+            if ("params", number) not in records:
+                self._differentiate(number, cts, records)
+            for i, grad in zip(at, records.pop(("params", number)), strict=True):
+                before = totals[i]
+                totals[i] = grad if before is None or grad is None else before + grad
+                if grad is None:
+                    totals[i] = before
+        return totals
+
+
+class Operation:
+    """A call that is told how many rows it has and which call it belongs to; generated code knows it by `in_context`."""
+
+    in_context = True
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **context: Any) -> Any:
+        return self.function(*args, **context)
+
+
+def _chunks(token: Tensor, tensors: list[Tensor]) -> list[tuple[int, list[Tensor]]]:
+    """Consecutive rows that belong to one remembered graph."""
+    if not len(token):
+        return []
+    numbers, counts = torch.unique_consecutive(token, return_counts=True)
+    sizes = counts.tolist()
+    columns = [tensor.split(sizes) for tensor in tensors]
+    return [(number, [column[i] for column in columns]) for i, number in enumerate(numbers.tolist())]
+
+
+class Unforeseen(TraceError):
+    """A cell whose path depends on values asked for an input that it had not asked for before."""
+
+    def __init__(self, name: Hashable, spec: TensorSpec) -> None:
+        super().__init__(f"an input was asked for that was not foreseen ({name})")
+        self.name, self.spec = name, spec
+
+
+def row_by_row(body: Any, spec: Spec) -> Run:
+    """Run a cell one row at a time: always right, never fast."""
+
+    def run(inputs: dict[Hashable, Tensor], n: int) -> dict[Hashable, Tensor]:
+        seg = inputs.get(("seg",))
+        results = []
+        for row in range(n):
+            edges = [] if seg is None else torch.nonzero(seg == row).flatten().tolist()
+            results.append(body(_RowOf(spec, inputs, row, edges)))
+        return {name: torch.stack([torch.as_tensor(result[name]) for result in results]) for name in results[0]}
+
+    return run
+
+
+class _RowOf(_Asking):
+    """Answers with one row of batched inputs."""
+
+    def __init__(self, spec: Spec, inputs: dict[Hashable, Tensor], row: int, edges: list[int]) -> None:
+        def ask(name: Hashable, wanted: TensorSpec) -> Tensor:
+            if name not in inputs:
+                raise Unforeseen(name, wanted)
+            return inputs[name][row]
+
+        super().__init__(spec, ask)
+        self.inputs, self.edges = inputs, edges
+
+    def child_map(self, fn: ChildFunction, *per_edge: Tensor) -> Any:
+        if not self.edges:
+            one = self._imagined_child(fn, *(tensor.new_zeros(tensor.shape[1:]) for tensor in per_edge))
+            return tree_map(lambda tensor: tensor.new_zeros((0, *tensor.shape)), one)
+        results = [self._one_child(fn, edge, [t[i] for t in per_edge]) for i, edge in enumerate(self.edges)]
+        return tree_map(lambda *parts: torch.stack(parts), *results)
+
+    def _one_child(self, fn: ChildFunction, edge: int, extra: list[Tensor]) -> Any:
+        state = {key: self.inputs["edge", key][edge] for key in self.state if ("edge", key) in self.inputs}
+        leaves, tree = torch.utils._pytree.tree_flatten(self.spec.edge)
+        feeds = [self.inputs["edge_feed", i][edge] if ("edge_feed", i) in self.inputs else None for i in range(len(leaves))]
+        row = None if self.spec.edge is None else torch.utils._pytree.tree_unflatten(feeds, tree)
+        return fn(state, row, *extra)
+
+    def reduce_sum(self, per_edge: Tensor) -> Tensor:
+        return per_edge.sum(0, dtype=per_edge.dtype)
+
+    def reduce_max(self, per_edge: Tensor) -> Tensor:
+        return per_edge.amax(0) if per_edge.shape[0] else per_edge.new_zeros(per_edge.shape[1:])
+
+
+def quietly(run: Run) -> Run:
+    """vmap warns about operations that it unrolls; the cell has said so already."""
+
+    def quiet(inputs: dict[Hashable, Tensor], n: int) -> dict[Hashable, Tensor]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run(inputs, n)
+
+    return quiet

@@ -1,0 +1,1 @@
+"""Seeing plans: numbers, text, a page, a trace."""

@@ -1,0 +1,207 @@
+"""What a plan runs, piece by piece: the cut of every type's cell, the gathers in front of it, and all batches in order.
+
+A *batch* is one piece of a cell over one range of rows. Of each type, `before` and `after` are one batch each, over all rows;
+`during` is one batch per step. A piece that neither computes nor writes anything is none. Numbers are those of inference; what
+runs backward is counted for the case that every output has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft.plan.plan import NOT_A_SLICE, Plan, Read
+from weft.run.batched import Call, CompiledCell, Execution
+from weft.run.code import CellCode
+from weft.run.split import BACKWARD, FORWARD, Split
+from weft.run.typerun import PORT_KINDS
+
+PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear mv addmv dot convolution convolution_backward".split())
+"""Names of operations that count as matrix products."""
+
+WHOLE_CELL = "cell"
+"""The only stage of a cell that runs by slower batching and is not cut."""
+
+
+@dataclass(frozen=True)
+class PieceCount:
+    """How much a piece does: operations in it, matrix products among them, and over how many ranges of rows it runs."""
+
+    operations: int
+    products: int
+    batches: int
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """One state key that one port of a type reads: in how many pieces, and whether they are views of the arena."""
+
+    read: Read
+    key: str
+    times: int
+    is_view: bool
+
+
+@dataclass(frozen=True, eq=False)
+class TypePieces:
+    """One type of a plan: its forward and backward pieces by stage, what it gathers, and how often rows are reordered."""
+
+    type: int
+    name: str
+    group: int
+    rows: int
+    steps: int
+    forward: dict[str, PieceCount]
+    backward: dict[str, PieceCount]
+    gathers: list[Gather]
+    reorders: int
+    fallback: str | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One piece of a type's cell over its rows `lo:hi`."""
+
+    group: int
+    type: int
+    stage: str
+    step: int
+    lo: int
+    hi: int
+
+    @property
+    def rows(self) -> int:
+        return self.hi - self.lo
+
+
+@dataclass(eq=False)
+class Pieces:
+    """Everything that a planned call would run."""
+
+    plan: Plan
+    types: dict[int, TypePieces] = field(default_factory=dict)
+    arenas: list[tuple[str, int, int]] = field(default_factory=list)
+    """Each arena: state key, rows, bytes of one row."""
+
+    @staticmethod
+    def of(call: Call) -> Pieces:
+        found = Pieces(call.plan)
+        with torch.no_grad():
+            inference = Execution(call)
+        with torch.enable_grad():
+            training = Execution(call)
+        for t in inference.types:
+            found.types[t] = _type_pieces(t, call, inference, training)
+        found.arenas = _arenas(inference)
+        return found
+
+    def batches(self) -> Iterator[Batch]:
+        """All batches of the forward pass in the order in which they run."""
+        for number, group in enumerate(self.plan.groups):
+            yield from self._whole(number, "before")
+            steps = zip(group.step_type.tolist(), group.step_lo.tolist(), group.step_hi.tolist(), strict=True)
+            stage_of = {t: self._per_step(t) for t in group.types}
+            for step, (t, lo, hi) in enumerate(steps):
+                stage = stage_of[t]
+                if stage is not None:
+                    yield Batch(number, t, stage, step, lo, hi)
+            yield from self._whole(number, "after")
+
+    def _whole(self, number: int, stage: str) -> Iterator[Batch]:
+        for t in self.plan.groups[number].types:
+            if stage in self.types[t].forward:
+                yield Batch(number, t, stage, 0, 0, self.types[t].rows)
+
+    def _per_step(self, t: int) -> str | None:
+        return next((stage for stage in ("during", WHOLE_CELL) if stage in self.types[t].forward), None)
+
+    def steps_of(self, t: int) -> int:
+        """In how many steps a type's recurrence runs; 0 if it has none."""
+        stage = self._per_step(t)
+        return 0 if stage is None else self.types[t].forward[stage].batches
+
+
+def fallback_of(cell: CompiledCell) -> str | None:
+    """Why a cell runs by slower batching, or None."""
+    reason = getattr(cell, "fallback", None)
+    return None if reason is None else str(reason)
+
+
+def _type_pieces(t: int, call: Call, inference: Execution, training: Execution) -> TypePieces:
+    plan = call.plan
+    steps = len(plan.type_steps(t)[0])
+    head = (t, plan.program.types[t].name, plan.group_of[t], len(plan.rows[t]), steps)
+    reason = fallback_of(call.cells[t])
+    if reason is not None:
+        return TypePieces(*head, {WHOLE_CELL: PieceCount(0, 0, steps)}, {}, [], 0, reason)
+    code = inference.codes[t]
+    forward = {stage: _count(code.split, stage, steps) for stage in FORWARD if _does_something(code, stage)}
+    learning = training.codes[t].split
+    backward = {stage: _count(learning, stage, steps) for stage in BACKWARD if learning.pieces[stage].gives}
+    return TypePieces(*head, forward, backward, _gathers(plan, t, code), _reorders(t, code, inference), None)
+
+
+def _does_something(code: CellCode, stage: str) -> bool:
+    compiled = code.codes.get(stage)
+    return compiled is not None and bool(code.split.pieces[stage].values or compiled.stores)
+
+
+def _count(cut: Split, stage: str, steps: int) -> PieceCount:
+    values = cut.pieces[stage].values
+    products = sum(_name(value.target) in PRODUCTS for value in values)
+    return PieceCount(len(values), products, steps if stage in ("during", "back") else 1)
+
+
+def _name(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", target)
+    return getattr(packet, "__name__", "")
+
+
+def _gathers(plan: Plan, t: int, code: CellCode) -> list[Gather]:
+    """What the forward pieces gather, by the same rules as the engine: views where every piece of a read is a slice."""
+    ports = {read.kind: read for read in plan.reads if read.type == t}
+    found: list[Gather] = []
+    pieces = code.split.pieces
+    during = {id(value) for value in pieces["during"].takes}
+    after = {id(value) for value in pieces["after"].takes}
+    for name, value in code.split.tape.inputs.items():
+        kind, key = name[0], str(name[-1])  # type: ignore[index]
+        taken = id(value) in during or id(value) in after or any(value is other for other in pieces["before"].takes)
+        if kind not in PORT_KINDS or not taken:
+            continue
+        read = ports[PORT_KINDS[kind]]
+        if read.value_class < 0:
+            continue
+        slices = read.kind != "sum" and bool((read.slices != NOT_A_SLICE).all())
+        per_step = id(value) in during and name in code.role.recurrent_in
+        if per_step:
+            found.append(Gather(read, key, len(read.slices), slices))
+        if not per_step or (slices and id(value) in after):
+            found.append(Gather(read, key, 1, slices and len(read.slices) == 1))
+    return found
+
+
+def _reorders(t: int, code: CellCode, execution: Execution) -> int:
+    """How many fed tensors and results are copied because the caller's rows are in another order than this type's."""
+    taken = {id(value) for stage in FORWARD for value in code.split.pieces[stage].takes}
+    kinds = [name[0] for name, value in code.split.tape.inputs.items() if id(value) in taken]  # type: ignore[index]
+    fed = kinds.count("feed") if execution.indices.rows(t) is not None else 0
+    edges = kinds.count("edge_feed") + kinds.count("slot_edge")
+    results = sum(name in code.split.outputs for name in execution.call.wanted)
+    return fed + edges + (results if execution.indices.nodes(t) is not None else 0)
+
+
+def _arenas(execution: Execution) -> list[tuple[str, int, int]]:
+    plan = execution.plan
+    found: dict[tuple[int, str], tuple[str, int, int]] = {}
+    for t, code in execution.codes.items():
+        for name, spec in execution.call.cells[t].trace.outputs.items():
+            if name in code.role.exchanged:
+                output, key = name  # type: ignore[misc]
+                number = plan.class_of[t, output]
+                rows = plan.classes[number].rows + int(plan.classes[number].has_empty)
+                found[number, str(key)] = (str(key), rows, torch.Size(spec.shape).numel() * spec.dtype.itemsize)
+    return list(found.values())
