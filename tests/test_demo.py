@@ -129,6 +129,17 @@ def test_bench_outside_a_checkout_says_where_the_benchmarks_are(
     assert capsys.readouterr().out.startswith("weft bench: the benchmarks are part of the source checkout")
 
 
+def test_bench_passes_names_and_options_on(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "no_such_workload", "--quick"]) == 2
+    assert "no workload named no_such_workload" in capfd.readouterr().err
+
+
+def test_other_commands_refuse_what_they_do_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--slowly"])
+    assert "unrecognized arguments: --slowly" in capsys.readouterr().err
+
+
 def test_a_command_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([])

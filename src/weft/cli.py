@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     weft explain: there is no file missing.py
     2
     """
-    options = _parser().parse_args(arguments)
-    status: int = options.run(options)
-    return status
+    parser = _parser()
+    options, options.rest = parser.parse_known_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    if options.rest and run is not _bench:
+        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
+    return run(options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,8 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--quick", action="store_true", help="a few seconds: too short to learn much")
     demo.set_defaults(run=_demo)
 
-    bench = commands.add_parser("bench", help="time the papers' workloads beside the alternatives on this machine")
-    bench.add_argument("names", nargs="*", metavar="NAME", help="workloads (default: all)")
+    bench = commands.add_parser(
+        "bench",
+        help="time the papers' workloads beside the alternatives on this machine",
+        usage="weft bench [NAME ...] [OPTION ...]",
+        epilog="Names and options go to `python -m benchmarks` of the source checkout, whose own --help lists them.",
+    )
     bench.set_defaults(run=_bench)
 
     explain = commands.add_parser("explain", help="show how a model would run on an example")
@@ -59,7 +67,9 @@ def _bench(options: argparse.Namespace) -> int:
     checkout = Path(__file__).parents[2]
     if not (checkout / "benchmarks" / "__main__.py").exists():
         return _fail("bench", "the benchmarks are part of the source checkout; run it from there, with weft installed in place")
-    return subprocess.run([sys.executable, "-m", "benchmarks", *options.names], cwd=checkout, check=False).returncode
+    path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "benchmarks", *options.rest]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -215,7 +215,7 @@ def compare(model: TreeLSTM, data: Data) -> tuple[list[Accuracy], Callable[[Sent
 
 
 def choose_sample(model: TreeLSTM, sentences: Sentences, words: Callable[[Sentences], Tensor]) -> Sample:
-    """Of the unseen sentences that fit on a page and mislead the bag of words, the one with the most phrases that are not neutral."""
+    """Of the unseen sentences that fit on a page and mislead the bag of words, the one that says most."""
     graph, predicted = predict(model, sentences)
     said = words(sentences)
     rows = [rows.tolist() for rows in graph.split(predicted)]
