@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import warnings
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -17,9 +17,10 @@ from weft.api.graph import Graph
 from weft.api.options import Options
 from weft.api.structure import INIT, node_types, plan_tree, round_program, tree_program
 from weft.api.vertex import Vertex
-from weft.errors import ShapeError, StructureError
+from weft.errors import FallbackWarning, ShapeError, StructureError, TraceError
 from weft.graph.capture import Surroundings
-from weft.graph.cell import discover, ports_of, trace
+from weft.graph.cell import Trace, discover, ports_of, trace, trace_plainly
+from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.plan.plan import Plan
@@ -37,6 +38,9 @@ class ModelCache:
         self.surroundings: dict[int, Surroundings] = {}
         self.trees: dict[Hashable, Any] = {}
         self.reads_type: dict[int, bool] = {}
+        self.warned: set[str] = set()
+        self.foreseen: dict[Hashable, TensorSpec] = {}
+        """Inputs that code with value-dependent paths asked for late."""
 
     @staticmethod
     def of(model: VertexFunction) -> ModelCache:
@@ -133,12 +137,28 @@ class VertexCall:
         found = self.cache.cells.get(key)
         if found is None or not found.trace.holds():
             told: dict[str, Any] = {}
-            surroundings = Surroundings().add(function)
-            made = trace(f"{self.name}.{name}" if len(self.functions) > 1 else name, self.body(vertex_type, spec, told), spec, surroundings)
-            found = self.cache.cells[key] = CompiledCell(made)
+            shown_name = f"{self.name}.{name}" if len(self.functions) > 1 else name
+            found = self.cache.cells[key] = CompiledCell(self._trace(shown_name, function, vertex_type, spec, told))
             self.cache.trees[key] = told["tree"]
             self.cache.reads_type[id(function)] = told["reads type"]
         return found, self.cache.trees[key]
+
+    def _trace(self, name: str, function: VertexFunction, vertex_type: int, spec: Spec, told: dict[str, Any]) -> Trace:
+        """Trace a vertex function; what cannot be traced is batched the slower way, with one warning."""
+        body, surroundings = self.body(vertex_type, spec, told), Surroundings().add(function)
+        try:
+            return trace(name, body, spec, surroundings)
+        except TraceError as error:
+            reason = str(error)
+        try:
+            made = trace_plainly(name, body, spec, surroundings, reason, self.cache.foreseen)
+        except Exception as error:
+            error.add_note(f"in {name}, for {'a vertex without children' if spec.childless else 'a vertex'}")
+            raise
+        if name not in self.cache.warned:
+            self.cache.warned.add(name)
+            warnings.warn(f"{name}: {made.fallback}", FallbackWarning, stacklevel=2)
+        return made
 
     def _first_state_cell(self) -> CompiledCell:
         """Layer 0 of rounds: hands the given first states on."""
@@ -231,9 +251,15 @@ class VertexCall:
     def run(self) -> Any:
         if self.options.backend == "reference":
             return self._run_reference()
-        started = time.perf_counter()
+        while True:
+            try:
+                return self._run_batched()
+            except Unforeseen as late:
+                self.cache.foreseen[late.name] = late.spec
+                self.cache.cells.clear()
+
+    def _run_batched(self) -> Any:
         plan, cells, tree, _ = self.plan()
-        del started
         wanted = self._wanted(tree)
         if not plan.program.num_nodes:
             return self._empty(tree)

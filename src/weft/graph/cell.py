@@ -12,17 +12,17 @@ become one `Tape` with inputs and outputs by name:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.errors import TraceError, WeftError
-from weft.graph.capture import Place, Surroundings, fetch, same, snapshot
+from weft.graph.capture import Place, Surroundings, fetch, hooked, same, snapshot
 from weft.graph.lowering import CellMode
+from weft.graph.plain import Plain, quietly, row_by_row
 from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
 from weft.graph.simplify import simplify
@@ -61,6 +61,9 @@ def ports_of(asked: Mapping[Hashable, TensorSpec], first_child: int) -> tuple[Po
     return tuple(Port(kind, tuple(sorted(positions))) for kind, positions in sorted(kinds.items()))
 
 
+_HOOKS = "a module in it carries hooks"
+
+
 @dataclass(frozen=True)
 class Trace:
     """A traced cell. Valid while `holds()`; `captured()` fetches the outside tensors in the order of the tape's inputs."""
@@ -73,13 +76,18 @@ class Trace:
     tensor_kinds: tuple[tuple[Any, ...], ...]
     settings: list[Place]
     expected: tuple[Any, ...]
+    modules: list[nn.Module]
+    fallback: str | None = None
+    """Why the cell runs by slower batching, if it does."""
 
     def captured(self) -> list[Tensor]:
         return [fetch(place) for place in self.places]
 
     def holds(self) -> bool:
         kinds = tuple([_kind(fetch(place)) for place in self.places])
-        return kinds == self.tensor_kinds and same(snapshot(self.settings), self.expected)
+        if kinds != self.tensor_kinds or not same(snapshot(self.settings), self.expected):
+            return False
+        return (hooked(self.modules) is not None) == (self.fallback is not None and self.fallback.startswith(_HOOKS))
 
 
 def _kind(tensor: Any) -> tuple[Any, ...]:
@@ -88,8 +96,8 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
     return (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.device)
 
 
-def discover(body: Body, spec: Spec, around: AbstractContextManager[Any] | None = None) -> Signature:
-    """Run the code once on single fake tensors."""
+def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
+    """Run the code once on single tensors: fake ones, or zeros where its path depends on values."""
     asked: dict[Hashable, TensorSpec] = {}
     inputs: dict[Hashable, Tensor] = {}
     captures: list[Tensor] = []
@@ -99,7 +107,7 @@ def discover(body: Body, spec: Spec, around: AbstractContextManager[Any] | None 
     def ask(name: Hashable, wanted: TensorSpec) -> Tensor:
         if name not in inputs:
             asked[name] = wanted
-            inputs[name] = torch.empty(wanted.shape, dtype=wanted.dtype, device=spec.device)
+            inputs[name] = torch.zeros(wanted.shape, dtype=wanted.dtype, device=spec.device)
         return inputs[name]
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -110,34 +118,83 @@ def discover(body: Body, spec: Spec, around: AbstractContextManager[Any] | None 
             stand_ins[id(tensor)] = mode.from_tensor(tensor.detach(), static_shapes=True)
         return stand_ins[id(tensor)]
 
-    with mode, torch.no_grad(), CellMode(stand_in), around or nullcontext():
-        outputs = {name: stand_in(value) for name, value in body(OneRow(spec, ask)).items()}
+    if fake:
+        with mode, torch.no_grad(), CellMode(stand_in):
+            outputs = {name: stand_in(value) for name, value in body(OneRow(spec, ask)).items()}
+    else:
+        with torch.no_grad():
+            outputs = dict(body(OneRow(spec, ask)))
     specs = {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in outputs.items()}
     return Signature(asked, tuple(captures), specs)
 
 
 def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trace:
     """Trace a cell; raises `TraceError` with the reason if it cannot be."""
+    hooking = hooked(surroundings.modules)
+    if hooking is not None:
+        raise TraceError(f"{_HOOKS} ({type(hooking).__name__})")
     try:
         signature = discover(body, spec)
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
         tape = _tape(body, spec, signature)
-        ports = ports_of(signature.asked, spec.first_child)
-        join_slots(tape, next((port.positions for port in ports if port.kind == "slots"), ()))
     except (WeftError, KeyboardInterrupt):
         raise
     except Exception as error:
         raise TraceError(_reason(error)) from error
-    return Trace(
-        name,
-        tape,
-        ports,
-        signature.outputs,
-        places,
-        tuple(_kind(tensor) for tensor in signature.captures),
-        surroundings.settings,
-        snapshot(surroundings.settings),
+    return _finished(name, tape, spec, signature.asked, signature.outputs, places, surroundings, None)
+
+
+def trace_plainly(
+    name: str, body: Body, spec: Spec, surroundings: Surroundings, reason: str, foreseen: Mapping[Hashable, TensorSpec]
+) -> Trace:
+    """The slower way for a cell that cannot be traced: batched by vmap as it is, else row by row."""
+    signature = discover(body, spec, fake=False)
+    asked = {**signature.asked, **foreseen}
+    places = tuple(place for place in surroundings.tensors if fetch(place).requires_grad)
+    kind, device = spec.device.split(":")[0], spec.device
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    names = tuple(n for n in asked if n != ("edge_number",)) + ((("seg",),) if ("edge_number",) in asked else ())
+    specs = {**asked, ("seg",): TensorSpec((), torch.int64)}
+    whole = Signature(asked, (), signature.outputs)
+
+    def batched(inputs: dict[Hashable, Tensor], n: int) -> dict[Hashable, Tensor]:
+        return _batched(body, spec, whole, inputs, n)
+
+    run, way = quietly(batched), "vmap"
+    try:
+        given = {n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}
+        with torch.no_grad():
+            run(given, 2)
+    except Exception:
+        run, way = row_by_row(body, spec), "row by row"
+    diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")  # type: ignore[index]
+    plain = Plain(
+        run,
+        names,
+        tuple(signature.outputs),
+        diff,
+        lambda: [fetch(place) for place in places],
+        lambda: torch.autocast(kind, dtype=dtype, enabled=dtype is not None),
     )
+    tape = plain.tape(specs, signature.outputs, lambda n: n[0] in PER_EDGE or n == ("seg",))
+    return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, f"{reason}; it runs by {way}")
+
+
+def _finished(
+    name: str,
+    tape: Tape,
+    spec: Spec,
+    asked: Mapping[Hashable, TensorSpec],
+    outputs: dict[Hashable, TensorSpec],
+    places: tuple[Place, ...],
+    surroundings: Surroundings,
+    fallback: str | None,
+) -> Trace:
+    ports = ports_of(asked, spec.first_child)
+    join_slots(tape, next((port.positions for port in ports if port.kind == "slots"), ()))
+    kinds = tuple(_kind(fetch(place)) for place in places)
+    settings = surroundings.settings
+    return Trace(name, tape, ports, outputs, places, kinds, settings, snapshot(settings), surroundings.modules, fallback)
 
 
 def _place(surroundings: Surroundings, tensor: Tensor) -> Place:

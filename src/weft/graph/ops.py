@@ -72,6 +72,8 @@ def is_view(target: Callable[..., Any] | None) -> bool:
 
 
 def is_random(target: Callable[..., Any] | None) -> bool:
+    if getattr(target, "in_context", False):
+        return True
     packet = getattr(target, "overloadpacket", None)
     return packet is not None and packet.__name__ in RANDOM_NAMES
 

@@ -77,11 +77,14 @@ class Plain:
         return Tape(inputs, values, outputs)
 
     def forward(self, tensors: list[Tensor], n: int, e: int, records: Records) -> tuple[Tensor, ...]:
-        number = len(records)
+        number = records["next"] = records.get("next", -1) + 1
         training = records.get("training", False)
         given = dict(zip(self.names, tensors, strict=True))
         with torch.set_grad_enabled(training), self.around():
-            leaves = {name: t.detach().requires_grad_() if training and name in self.diff else t for name, t in given.items()}
+            # Steps write into memory that these rows are views of, so the graph keeps copies.
+            leaves = {name: tensor.detach().clone() for name, tensor in given.items()} if training else given
+            for name in self.diff if training else ():
+                leaves[name].requires_grad_()
             results = self.run(leaves, n)
             ordered = [results[name] for name in self.outputs]
         if training:

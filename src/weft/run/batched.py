@@ -77,6 +77,7 @@ class Execution:
         self.tensors += [*call.feeds.values(), *call.edges]
         self.training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
         self.needs = [tensor.requires_grad and self.training for tensor in self.tensors]
+        self.records: dict[Any, Any] = {"training": self.training}
         self.codes = {t: self._code(t) for t in self.types}
 
     def _code(self, t: int) -> CellCode:
@@ -131,7 +132,7 @@ class Execution:
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.arenas = self._make_arenas()
-        self.runs = {t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors)) for t in self.types}
+        self.runs = {t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors), self.records) for t in self.types}
         run_forward(self.plan, self.runs)
         return [self._output(name) for name in self.call.wanted]
 
@@ -222,9 +223,9 @@ class Execution:
         for t in self.types:
             run = self.runs[t]
             for value in self.codes[t].saved():
-                if value.name in run.store:
+                if run.has(value):
                     self.saved.append((t, value.name))
-                    tensors.append(run.store[value.name])
+                    tensors.append(run.whole(value))
         self.saved_arenas = list(self.arenas)
         tensors += self.arenas.values()
         self.forget()
@@ -235,7 +236,7 @@ class Execution:
 
     def backward(self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         arenas = dict(zip(self.saved_arenas, saved[len(self.saved) :], strict=True))
-        self.runs = {t: TypeRun(t, self.codes[t], self.indices, arenas, self._fed(tensors)) for t in self.types}
+        self.runs = {t: TypeRun(t, self.codes[t], self.indices, arenas, self._fed(tensors), self.records) for t in self.types}
         for (t, key), tensor in zip(self.saved, saved, strict=False):
             self.runs[t].store[key] = tensor
         sweep = Backward(self.plan, self.runs, self._given(grads))

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """A compiled piece: `run(*takes, *destinations, n, e, bounds)` returns the values in `returns`."""
+    """A compiled piece: `run(*takes, *destinations, n, e, bounds, records)` returns the values in `returns`."""
 
     run: Callable[..., tuple[Any, ...]]
     takes: tuple[Value, ...]
@@ -82,7 +82,7 @@ class _Emitter:
             self._ensure(value)
             results.append(self.name(value))
         takes = [self.name(value) for value in self.piece.takes]
-        parameters = [*takes, *(f"to_{self.name(value)}" for value in self.stores), "n", "e", "bounds"]
+        parameters = [*takes, *(f"to_{self.name(value)}" for value in self.stores), "n", "e", "bounds", "records"]
         body = [f"def {self.piece.stage}({', '.join(parameters)}):", *(f"    {line}" for line in self.lines)]
         body.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
         source = "\n".join(body) + "\n"
@@ -174,6 +174,8 @@ class _Emitter:
         target = value.target
         if target is segment_sum:
             return f"segment_sum({self._arguments(value)}, bounds)"
+        if getattr(target, "in_context", False):
+            return f"{self._bind(target)}({self._arguments(value)}, n=n, e=e, records=records)"
         if ops.is_getitem(target):
             return f"{self.name(value.args[0])}[{value.args[1]}]"
         if target is aten.reshape.default:

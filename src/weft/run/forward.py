@@ -179,4 +179,5 @@ def _stored(run: TypeRun, value: Value, gathers: list[list[Callable[[], Any]]]) 
     if isinstance(where, tuple):
         run.store[value.name] = arena[where[0] : where[1]]
         return list(run.store[value.name].split_with_sizes(run.sizes))
+    run.in_class[value.name] = output, key
     return [arena.narrow(0, start, size) for start, size in zip(run.indices.class_starts(run.type, output), run.sizes, strict=True)]

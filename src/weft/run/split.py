@@ -93,7 +93,7 @@ def split(
         recompute_in_backward(tape, home, from_ct)
     _keep_parts_with_their_operation(tape, home)
     fuse_products(tape, home)
-    return _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out)
+    return _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out, from_recurrent_ct)
 
 
 def _keep_parts_with_their_operation(tape: Tape, home: dict[int, str]) -> None:
@@ -113,6 +113,7 @@ def _pieces(
     wanted: dict[Hashable, Value],
     recurrent_in: set[Hashable],
     recurrent_out: set[Hashable],
+    from_recurrent_ct: set[int],
 ) -> Split:
     pieces = {stage: Piece(stage) for stage in (*FORWARD, *BACKWARD)}
     for value in tape.values:
@@ -126,7 +127,9 @@ def _pieces(
         else:
             owed[_latest(value, home, FORWARD, "before")].append(value)
     for name, value in wanted.items():
-        owed["back" if name in recurrent_in else _latest(value, home, BACKWARD, "late")].append(value)
+        # A gradient may be a recurrent output's gradient as it is: it is known when the sweep is done.
+        default = "sums" if any(id(base) in from_recurrent_ct for base in bases(value)) else "late"
+        owed["back" if name in recurrent_in else _latest(value, home, BACKWARD, default)].append(value)
     for piece in pieces.values():
         inside = {id(value) for value in piece.values}
         taken: dict[int, Value] = {}

@@ -31,7 +31,9 @@ class TypeRun:
         indices: Indices,
         arenas: Arenas,
         fed: Callable[[int, Hashable], Tensor],
+        records: dict[Any, Any],
     ) -> None:
+        self.records = records
         self.type, self.code, self.indices, self.arenas, self.fed = type, code, indices, arenas, fed
         plan = indices.plan
         self.rows = len(plan.rows[type])
@@ -41,6 +43,8 @@ class TypeRun:
         self.edges = 0 if bag is None else len(bag.index)
         self.sizes = indices.step_sizes(type)
         self.store: dict[str, Tensor] = {}
+        self.in_class: dict[str, tuple[int, Hashable]] = {}
+        """Values that exist only in their class arena, between rows of other types."""
 
     # Whole rows.
 
@@ -48,8 +52,18 @@ class TypeRun:
         """The tensor of a value over all rows."""
         found = self.store.get(value.name)
         if found is None:
-            found = self.store[value.name] = self.input(self.code.input_name[value.name])
+            found = self._from_class(value) if value.name in self.in_class else self.input(self.code.input_name[value.name])
+            self.store[value.name] = found
         return found
+
+    def has(self, value: Value) -> bool:
+        return value.name in self.store or value.name in self.in_class
+
+    def _from_class(self, value: Value) -> Tensor:
+        output, key = self.in_class[value.name]
+        where = self.indices.class_rows(self.type, output)
+        assert isinstance(where, Tensor)
+        return self.arenas[self.indices.plan.class_of[self.type, output], key].index_select(0, where)
 
     def input(self, name: Any) -> Tensor:
         kind = name[0]
@@ -100,7 +114,7 @@ class TypeRun:
         takes = [self.whole(value) for value in code.takes]
         into = [(destinations or {})[value.name] for value in code.stores]
         bounds = None if self.bag is None else self.indices.seg(self.bag)[1]
-        results = code.run(*takes, *into, self.rows, self.edges, bounds)
+        results = code.run(*takes, *into, self.rows, self.edges, bounds, self.records)
         for value, result in zip(code.returns, results, strict=True):
             self.store[value.name] = result
 
@@ -132,12 +146,13 @@ class TypeRun:
             shape.append(size if isinstance(size, int) else size.times * rows)
         return torch.empty(shape, dtype=value.dtype, device=self.indices.device)
 
-    def tail(self) -> tuple[list[int], list[int], list[Any]]:
-        """The last columns of every per-step piece: numbers of rows and edges, and segment bounds."""
+    def tail(self) -> tuple[list[Any], ...]:
+        """The last columns of every per-step piece: numbers of rows and edges, segment bounds, the call's records."""
         steps = len(self.sizes)
+        records = [self.records] * steps
         if self.bag is None:
-            return self.sizes, [0] * steps, [None] * steps
-        return self.sizes, self.edge_sizes(), self.indices.seg(self.bag)[3]
+            return self.sizes, [0] * steps, [None] * steps, records
+        return self.sizes, self.edge_sizes(), self.indices.seg(self.bag)[3], records
 
     def recurrent(self, value: Value) -> ReadIndex | None:
         """The read behind a value if it is gathered from rows that are still being computed."""

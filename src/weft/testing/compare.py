@@ -23,14 +23,20 @@ def check_leaves(where: str, got: Outcome, expected: Outcome, tolerance: float |
 
 
 def check_gradient(what: str, got: Tensor | None, expected: Tensor | None, tolerance: float | None) -> None:
-    if expected is None:
-        if got is not None:
-            raise AssertionError(f"{what}: a tensor where it is None one by one")
-    elif got is None:
-        if bool((expected != 0).any()):
-            raise AssertionError(f"{what}: None, but one by one its largest entry is {expected.abs().max().item():.3g}")
-    else:
+    if got is not None and expected is not None:
         check_tensor(what, got, expected, tolerance)
+    elif _is_something(got):
+        raise AssertionError(f"{what}: {_largest(got)}, but None one by one")
+    elif _is_something(expected):
+        raise AssertionError(f"{what}: None, but one by one {_largest(expected)}")
+
+
+def _is_something(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool((gradient != 0).any())
+
+
+def _largest(gradient: Tensor | None) -> str:
+    return f"its largest entry is {0.0 if gradient is None else gradient.abs().max().item():.3g}"
 
 
 def check_tensor(what: str, got: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
@@ -88,10 +94,8 @@ def check_alike(where: str, got: Outcome, expected: Outcome) -> None:
             raise AssertionError(f"{where}: {name}: not finite, one by one it is")
     for name, gradient in got.gradients.items():
         other_gradient = expected.gradients[name]
-        if other_gradient is None and gradient is not None:
+        if other_gradient is None and _is_something(gradient):
             raise AssertionError(f"{where}: gradient of {name}: a tensor where it is None one by one")
-        if gradient is None and other_gradient is not None and bool((other_gradient != 0).any()):
-            raise AssertionError(f"{where}: gradient of {name}: None, one by one it is not")
         if gradient is not None and not bool(torch.isfinite(gradient).all()):
             raise AssertionError(f"{where}: gradient of {name}: not finite")
 

@@ -35,7 +35,8 @@ def assert_equivalent(
     Compared are the outputs and, for a random cotangent, the gradients of all parameters, of all floating-point inputs (they are
     given copies that require gradients) and of captured tensors that require gradients. Per tensor `max|a-b|` may be at most
     `tolerance * max(1, max|b|)`; by default 1e-12 in float64, 1e-5 in float32, and a few units of rounding below that. NaN and
-    infinities must be at the same places. A gradient that is None one by one must be None; one that is all zeros may be None.
+    infinities must be at the same places. A gradient that is None counts as all zeros: whether a parameter that only some vertices use
+    is reached at all depends on the structure, and engines may find out or not.
 
     If the function draws random numbers (dropout in training), numbers cannot agree: then shapes, dtypes and finiteness are compared,
     which gradients exist, and that the same seed gives the same bits twice.

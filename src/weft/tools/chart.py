@@ -1,4 +1,8 @@
-"""The batches of a plan as an SVG: one lane per type, time from left to right, bars as high as a batch has rows."""
+"""The batches of a plan as an SVG: one lane per type, time from left to right, a step's bar as high as it has rows.
+
+What runs once over all rows is a pale bar of full height; the bars of steps are to the scale of the largest step of the lane, so
+that the widths of levels can be seen beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from weft.tools.explain import counted
 from weft.tools.pieces import Batch
 
 if TYPE_CHECKING:
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#2a7fb8", "#d9822b", "#3d9970", "#b5527f", "#7a68c8", "#a08a2e", "#4aa3a8", "#c0564a")
 MOST_BARS = 240
+ONCE = ("before", "after")
 WIDTH, LEFT, LANE, BAR, WIDEST = 960.0, 6.0, 84.0, 46.0, 64.0
 
 
@@ -47,7 +53,7 @@ def bars(batches: list[Batch]) -> list[Bar]:
 
 
 def _told(batch: Batch) -> str:
-    when = f"step {batch.step + 1}" if batch.stage not in ("before", "after") else f"{batch.stage}, once"
+    when = f"step {batch.step + 1}" if batch.stage not in ONCE else f"{batch.stage}, once"
     return f"{when}: rows {batch.lo:,} to {batch.hi - 1:,} ({batch.rows:,})"
 
 
@@ -76,25 +82,28 @@ def _lane(planned: Planned, t: int, place: int, drawn: list[Bar], scale: float) 
     kind = planned.pieces.types[t]
     top = LANE * place
     floor = top + 24 + BAR
-    most = max((bar.rows for bar in drawn), default=1)
+    most = max((bar.rows for bar in drawn if bar.stage not in ONCE), default=0)
     shapes = [
         f"<g fill='{colour(place)}'>",
         *(_rect(bar, scale, floor, most) for bar in drawn),
         "</g>",
     ]
     title = f"<tspan class='lane' fill='{colour(place)}'>{escape(kind.name)}</tspan>"
-    sizes = f"<tspan dx='10' class='faint'>group {kind.group + 1}, {kind.rows:,} rows, largest batch {most:,}</tspan>"
+    about = f"group {kind.group + 1}, {counted(kind.rows, 'row', 'rows')}"
+    if most:
+        about += f", largest step {most:,}"
+    sizes = f"<tspan dx='10' class='faint'>{about}</tspan>"
     line = f"<line x1='{LEFT}' x2='{WIDTH - LEFT}' y1='{floor + 0.5:.1f}' y2='{floor + 0.5:.1f}' class='rule'/>"
     return f"<text x='{LEFT}' y='{top + 17:.1f}'>{title}{sizes}</text>{line}{''.join(shapes)}"
 
 
 def _rect(bar: Bar, scale: float, floor: float, most: int) -> str:
-    height = max(BAR * bar.rows / max(most, 1), 2.0)
+    height = BAR if bar.stage in ONCE else max(BAR * bar.rows / most, 2.0)
     width = max((bar.end - bar.start) * scale, 1.5)
     gap = 1.5 if width > 6 else 0.4 if width > 2 else 0
-    faint = " class='whole'" if bar.stage in ("before", "after") else ""
+    faint = " class='whole'" if bar.stage in ONCE else ""
     box = f"x='{LEFT + bar.start * scale:.2f}' y='{floor - height:.2f}' width='{width - gap:.2f}' height='{height:.2f}'"
-    return f"<rect {box} rx='{min(2.0, height / 2):.1f}'{faint}><title>{escape(bar.text)}</title></rect>"
+    return f"<rect {box} rx='{2 if min(width, height) > 6 else 0}'{faint}><title>{escape(bar.text)}</title></rect>"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

@@ -183,7 +183,8 @@ def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     lines = []
     for row in rows:
         cells = [
-            cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in zip(row, widths, align, strict=True)
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(row, widths, align, strict=True)
         ]
         lines.append(("  " + "  ".join(cells)).rstrip())
     return lines
@@ -200,7 +201,9 @@ def counted(number: int, singular: str, plural: str) -> str:
 def seconds(value: float) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} µs"
-    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+    if value < 1:
+        return f"{value * 1e3:.{0 if value >= 0.1 else 1}f} ms"
+    return f"{value:.2f} s"
 
 
 def size(number: int) -> str:

@@ -20,7 +20,7 @@ def page(planned: Planned) -> str:
     body = [_header(planned)]
     if planned.pieces.types:
         body += [
-            _section("Batches", _BATCHES, batches_picture(planned)),
+            _section("Batches", _BATCHES, f"<div class='scroll'>{batches_picture(planned)}</div>"),
             _section("Groups and pieces", _PIECES, _groups_table(planned)),
             _section("Arenas", _ARENAS, _arenas(planned)),
         ]
@@ -35,34 +35,38 @@ def page(planned: Planned) -> str:
 def fragment(planned: Planned) -> str:
     """A summary and the picture, in the colours of the page around it."""
     picture = batches_picture(planned) if planned.pieces.types else ""
-    return f"<div class='weft-plan'><style>{_FRAGMENT_STYLE}{_SHARED_STYLE}</style>{_header(planned, small=True)}{picture}</div>"
+    return (
+        f"<div class='weft-plan'><style>{_FRAGMENT_STYLE}{_SHARED_STYLE}</style>{_header(planned, small=True)}{picture}</div>"
+    )
 
 
 _BATCHES = (
-    "Time goes from left to right, one lane per type, a bar as high as the batch has rows (to the scale of its lane). Pale bars run once over "
-    "all rows; full ones are the steps of a recurrence."
+    "Time goes from left to right, one lane per type. Pale bars run once over all rows; the others are steps of a recurrence, as high as "
+    "the step has rows."
 )
 _PIECES = (
     "Operations in each piece of a cell, matrix products among them in bold. During and back run once per step, all others once. "
     "Backward: if every output has a gradient."
 )
-_ARENAS = "Memory of the states that vertices exchange; rows in the order of running."
+_ARENAS = "Memory of the states that vertices exchange, in the colours of the types that write them."
 
 
 def _header(planned: Planned, small: bool = False) -> str:
-    numbers = {key: value for key, value in planned.stats().items()}
+    numbers = planned.stats()
     sizes = [counted(int(numbers[key]), key[:-1], key) for key in ("examples", "nodes", "edges", "types", "levels")]
     planning = "from the cache" if planned.cached else seconds(planned.plan_s)
     tiles = [
         (f"{numbers['batches']:,}", "batches", f"lower bound {numbers['lower_bound']:,}"),
         (f"{numbers['rows_max']:,}", "rows at most", "in one batch"),
-        (f"{numbers['products']:,}", "matrix products", f"and {numbers['products_backward']:,} backward"),
-        (f"{numbers['gathers']:,}", "gathers by index", f"{numbers['gathers_avoided']:,} avoided"),
+        (f"{numbers['products']:,}", "matrix products", f"{numbers['products_backward']:,} backward"),
+        (f"{numbers['gathers']:,}", "index gathers", f"{numbers['gathers_avoided']:,} avoided"),
         (size(int(numbers["arena_bytes"])), "of arenas", f"for {planned.plan.program.num_nodes:,} nodes"),
-        (planning, "to plan", f"and {seconds(planned.record_s)} to record"),
+        (planning, "to plan", f"{seconds(planned.record_s)} to record"),
     ]
     head = "h3" if small else "h1"
-    shown = "".join(f"<div class='tile'><b>{escape(a)}</b><span>{escape(b)}</span><i>{escape(c)}</i></div>" for a, b, c in tiles)
+    shown = "".join(
+        f"<div class='tile'><b>{escape(a)}</b><span>{escape(b)}</span><i>{escape(c)}</i></div>" for a, b, c in tiles
+    )
     title = f"<{head}>Plan of <em>{escape(planned.name)}</em></{head}>"
     return f"<header>{title}<p>{escape(', '.join(sizes))}; policy {escape(planned.plan.policy)}</p></header><div class='tiles'>{shown}</div>"
 
@@ -102,12 +106,16 @@ def _piece(piece: PieceCount | None) -> str:
 
 def _arenas(planned: Planned) -> str:
     arenas = planned.pieces.arenas
-    most = max((rows * row for _, rows, row in arenas), default=0) or 1
-    lines = [
-        f"<div class='arena'><code>{escape(key)}</code><div><i style='width:{100 * rows * row / most:.1f}%'></i></div>"
-        f"<span>{rows:,} rows of {size(row)} = {size(rows * row)}</span></div>"
-        for key, rows, row in arenas
-    ]
+    most = max((arena.bytes for arena in arenas), default=0) or 1
+    place = {t: at for at, t in enumerate(t for group in planned.plan.groups for t in group.types)}
+    lines = []
+    for arena in arenas:
+        parts = "".join(
+            f"<i style='width:{100 * rows * arena.row_bytes / most:.2f}%;background:{colour(place[t])}'></i>"
+            for t, rows in sorted(arena.written, key=lambda part: place[part[0]])
+        )
+        told = f"{counted(arena.rows, 'row', 'rows')} of {size(arena.row_bytes)} = {size(arena.bytes)}"
+        lines.append(f"<div class='arena'><code>{escape(arena.key)}</code><div>{parts}</div><span>{told}</span></div>")
     return "".join(lines) or "<p>No state is exchanged.</p>"
 
 
@@ -142,18 +150,20 @@ section { margin-top: 14px; padding: 18px 20px; }
 .tile b { font-size: 25px; color: var(--mark); }
 .tile i { color: var(--soft); font-size: 13px; }
 .scroll { overflow-x: auto; }
+.scroll svg { min-width: 640px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 500; color: var(--soft); }
 th, td { padding: 6px 10px 6px 0; white-space: nowrap; }
 td { border-top: 1px solid var(--line); }
+td:nth-child(3), td:nth-child(4), tr:last-child th:nth-child(3), tr:last-child th:nth-child(4) { text-align: right; padding-right: 18px; }
 th.over { border-bottom: 1px solid var(--line); padding-bottom: 2px; }
 td small { color: var(--soft); margin-left: 4px; }
 td b { color: var(--mark); }
 .none { opacity: .4; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
 .arena { display: grid; grid-template-columns: minmax(40px, auto) 1fr 290px; gap: 12px; align-items: center; margin: 6px 0; }
-.arena div { background: var(--page); border-radius: 4px; height: 14px; }
-.arena i { display: block; height: 100%; min-width: 2px; border-radius: 4px; background: var(--mark); }
+.arena div { display: flex; background: var(--page); border-radius: 4px; height: 14px; overflow: hidden; }
+.arena i { height: 100%; opacity: .85; }
 .arena span { color: var(--soft); font-size: 14px; }
 pre { margin: 0; padding: 16px; overflow-x: auto; background: var(--page); border-radius: 8px; font: 13px/1.45 ui-monospace, monospace; }
 @media (max-width: 640px) { .arena { grid-template-columns: 40px 1fr; } .arena span { grid-column: 2; } }

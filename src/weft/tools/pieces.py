@@ -77,14 +77,27 @@ class Batch:
         return self.hi - self.lo
 
 
+@dataclass(frozen=True)
+class Arena:
+    """The memory of one state key: its rows, bytes of one row, and how many rows each type writes, in the order of types."""
+
+    key: str
+    rows: int
+    row_bytes: int
+    written: tuple[tuple[int, int], ...]
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
 @dataclass(eq=False)
 class Pieces:
     """Everything that a planned call would run."""
 
     plan: Plan
     types: dict[int, TypePieces] = field(default_factory=dict)
-    arenas: list[tuple[str, int, int]] = field(default_factory=list)
-    """Each arena: state key, rows, bytes of one row."""
+    arenas: list[Arena] = field(default_factory=list)
 
     @staticmethod
     def of(call: Call) -> Pieces:
@@ -194,14 +207,16 @@ def _reorders(t: int, code: CellCode, execution: Execution) -> int:
     return fed + edges + (results if execution.indices.nodes(t) is not None else 0)
 
 
-def _arenas(execution: Execution) -> list[tuple[str, int, int]]:
+def _arenas(execution: Execution) -> list[Arena]:
     plan = execution.plan
-    found: dict[tuple[int, str], tuple[str, int, int]] = {}
+    found: dict[tuple[int, str], Arena] = {}
     for t, code in execution.codes.items():
         for name, spec in execution.call.cells[t].trace.outputs.items():
             if name in code.role.exchanged:
                 output, key = name  # type: ignore[misc]
                 number = plan.class_of[t, output]
-                rows = plan.classes[number].rows + int(plan.classes[number].has_empty)
-                found[number, str(key)] = (str(key), rows, torch.Size(spec.shape).numel() * spec.dtype.itemsize)
+                value_class = plan.classes[number]
+                written = tuple((member, len(plan.rows[member])) for member, _ in value_class.members)
+                row_bytes = torch.Size(spec.shape).numel() * spec.dtype.itemsize
+                found[number, str(key)] = Arena(str(key), value_class.rows + int(value_class.has_empty), row_bytes, written)
     return list(found.values())

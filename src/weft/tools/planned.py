@@ -96,7 +96,9 @@ def plan(fn_or_model: Any, *inputs: Any, **keywords: Any) -> Planned:
     if not isinstance(fn_or_model, VertexFunction):
         name = getattr(fn_or_model, "__name__", None)
         came = type(fn_or_model).__name__ if name is None else f"{type(fn_or_model).__name__} {name!r}"
-        raise TypeMismatch(f"weft.plan: expected a weft.VertexFunction, got {came}; other functions cannot be planned in this version")
+        raise TypeMismatch(
+            f"weft.plan: expected a weft.VertexFunction, got {came}; other functions cannot be planned in this version"
+        )
     if not 1 <= len(inputs) <= 2:
         raise TypeMismatch(
             f"weft.plan: {type(fn_or_model).__name__} takes a graph and, perhaps, x; got {len(inputs)} inputs besides the model"

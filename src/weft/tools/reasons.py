@@ -65,7 +65,9 @@ def _gathers(pieces: Pieces) -> list[str]:
                 reads[gather.read.port] = gather.read
         for port, keys in by_read.items():
             states = ", ".join(dict.fromkeys(keys))
-            found.append(f"{kind.name} gathers {states} of {_what(pieces.plan, reads[port])} by index: {why_index(pieces.plan, reads[port])}.")
+            found.append(
+                f"{kind.name} gathers {states} of {_what(pieces.plan, reads[port])} by index: {why_index(pieces.plan, reads[port])}."
+            )
     return found
 
 

@@ -38,7 +38,7 @@ def stats(planned: Planned) -> dict[str, int | float]:
         "gathers_avoided": sum(gather.times for gather in gathers if gather.is_view),
         "reorders": sum(kind.reorders for kind in types),
         "rows_max": largest_batch(pieces),
-        "arena_bytes": sum(rows * size for _, rows, size in pieces.arenas),
+        "arena_bytes": sum(arena.bytes for arena in pieces.arenas),
         "record_s": planned.record_s,
         "plan_s": planned.plan_s,
         "cached": int(planned.cached),
