@@ -22,10 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     2
     """
     parser = _parser()
-    options, options.rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    options.rest = rest
     run: Callable[[argparse.Namespace], int] = options.run
-    if options.rest and run is not _bench:
-        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
+    if rest and run is not _bench:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return run(options)
 
 
