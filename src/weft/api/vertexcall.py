@@ -265,10 +265,13 @@ class VertexCall:
             return self._empty(tree)
         feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
         feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
-        call = Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, self.options.recompute)
+        call = Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, self.options.recompute, self._backend())
         with torch.autocast(self.device.type, enabled=False):
             rows = run_batched(call)
         return self._result(tree, [self._last_round(row) for row in rows])
+
+    def _backend(self) -> str:
+        return "eager" if self.options.backend == "auto" else self.options.backend
 
     def _wanted(self, tree: Any) -> list[Hashable]:
         if tree is None:

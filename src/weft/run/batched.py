@@ -13,7 +13,7 @@ from weft.errors import WeftError
 from weft.graph.cell import Trace
 from weft.plan.plan import Plan
 from weft.run.backward import Backward
-from weft.run.code import CellCode, Role, Wrap
+from weft.run.code import CellCode, Role
 from weft.run.forward import run_forward
 from weft.run.indices import Indices, as_tensor
 from weft.run.typerun import Arenas, TypeRun
@@ -26,9 +26,9 @@ class CompiledCell:
     trace: Trace
     codes: dict[Role, CellCode] = field(default_factory=dict)
 
-    def code(self, role: Role, wrap: Wrap | None) -> CellCode:
+    def code(self, role: Role) -> CellCode:
         if role not in self.codes:
-            self.codes[role] = CellCode(self.trace.tape, role, wrap)
+            self.codes[role] = CellCode(self.trace.tape, role)
         return self.codes[role]
 
 
@@ -45,7 +45,6 @@ class Call:
     device: torch.device
     recompute: bool = False
     backend: str = "eager"
-    wrap: Callable[[CompiledCell], Wrap] | None = None
 
 
 def run_batched(call: Call) -> list[Tensor]:
@@ -108,7 +107,7 @@ class Execution:
             self.call.recompute,
             self.call.backend,
         )
-        return cell.code(role, None if self.call.wrap is None else self.call.wrap(cell))
+        return cell.code(role)
 
     def _wants_gradient(self, t: int, name: Any) -> bool:
         if not self.training:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 from weft.graph.tape import Tape, Value
+from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit
 from weft.run.split import PER_STEP, Split, split
 
@@ -25,16 +25,12 @@ class Role:
     backend: str = "eager"
 
 
-Wrap = Callable[[Callable[..., Any], str], Callable[..., Any]]
-
-
 class CellCode:
     """The pieces of one cell in one role, as functions."""
 
-    def __init__(self, tape: Tape, role: Role, wrap: Wrap | None = None) -> None:
+    def __init__(self, tape: Tape, role: Role) -> None:
         self.tape, self.role = tape, role
         self.input_name: dict[str, Hashable] = {value.name: name for name, value in tape.inputs.items()}
-        self._wrap = wrap
         self._by_cotangents: dict[frozenset[Hashable], tuple[Split, dict[str, Code]]] = {}
         every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")  # type: ignore[index]
         self.split, self.codes = self.with_cotangents(every & role.outputs)
@@ -56,10 +52,8 @@ class CellCode:
         if stage in ("before", "after"):
             exchanged = [value for name, value in cut.outputs.items() if name in self.role.exchanged]
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
-        code = emit(piece, stores, use_out=self._wrap is None)
-        if self._wrap is not None and per_step:
-            return Code(self._wrap(code.run, stage), code.takes, code.stores, code.returns, code.source)
-        return code
+        code = emit(piece, stores)
+        return compile_piece(piece, code) if per_step and self.role.backend == "compiled" else code
 
     def saved(self) -> list[Value]:
         """What the backward pieces read of the forward ones, inputs included."""
