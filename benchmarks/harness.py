@@ -65,7 +65,7 @@ def training(loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
     def step() -> Tensor:
         value = loss()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value.detach()
 
     return step

@@ -26,6 +26,7 @@ REPORTS = Path(__file__).parent / "reports"
 class Verdict:
     """A target beside what was measured."""
 
+    of: str
     against: str
     at_most: float
     aim: float | None
@@ -36,8 +37,8 @@ class Verdict:
         return self.ratio <= self.at_most
 
     def __str__(self) -> str:
-        wanted = f"<= {self.at_most:.2f}x {self.against}" + (f" (aim {self.aim:.2f}x)" if self.aim else "")
-        return f"{wanted}: {self.ratio:.2f}x {'pass' if self.passed else 'MISS'}"
+        wanted = f"<= {self.at_most:.3g}x {self.against}" + (f" (aim {self.aim:.3g}x)" if self.aim else "")
+        return f"{wanted}: {self.ratio:.3g}x {'pass' if self.passed else 'MISS'}"
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Result:
         against = self.hand if target.against == HAND else target.against
         if target.mode != self.mode or against not in self.timings:
             return None
-        ratio = self.timings["weft"].median / self.timings[against].median
-        return Verdict(target.against, target.at_most, target.aim, ratio)
+        ratio = self.timings[target.of].median / self.timings[against].median
+        return Verdict(target.of, target.against, target.at_most, target.aim, ratio)
 
 
 def table(result: Result) -> Table:
@@ -72,7 +73,7 @@ def table(result: Result) -> Table:
         shown.add_column(column, justify="left" if column in ("variant", "targets") else "right")
     base = result.timings[result.hand].median
     for name, timing in result.timings.items():
-        targets = "\n".join(map(str, result.verdicts())) if name == "weft" else ""
+        targets = "\n".join(str(verdict) for verdict in result.verdicts() if verdict.of == name)
         label = f"{name} *" if name == result.hand else name
         shown.add_row(label, f"{timing.median:.2f} ({timing.minimum:.2f})", f"{timing.median / base:.2f}", targets)
     return shown

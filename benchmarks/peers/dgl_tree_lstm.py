@@ -53,7 +53,7 @@ class TreeLSTM:
         for parameter in self.parameters.values():
             parameter.grad = None
         loss = F.cross_entropy(self.logits(batch["trees"], batch["x"]), batch["labels"], reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.item()
 
     def infer(self, batch: dict[str, Any]) -> torch.Tensor:
@@ -111,7 +111,7 @@ def main() -> None:
         case = {name: stored[name] for name in stored.files}
     model, groups = TreeLSTM(case), batches(case)
     loss = model.train(groups[0])
-    gradients = {name: p.grad.numpy() for name, p in model.parameters.items() if p.grad is not None}
+    gradients: dict[str, Any] = {name: p.grad.numpy() for name, p in model.parameters.items() if p.grad is not None}
     np.savez(chosen.out, loss=np.array(loss), **gradients)
     result = {"train": timed(model.train, groups, chosen.repeat), "infer": timed(model.infer, groups, chosen.repeat)}
     print(json.dumps({**result, "version": dgl.__version__}))

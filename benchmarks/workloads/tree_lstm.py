@@ -15,7 +15,7 @@ import weft
 from benchmarks import data
 from benchmarks.harness import Instance, Variant, training
 from benchmarks.products import Linear, products_alone
-from benchmarks.workloads.common import HAND, ONE, PRODUCTS, CaseSpec, Options, Target, part, weft_variants
+from benchmarks.workloads.common import HAND, ONE, PLANNING, PRODUCTS, WEFT, CaseSpec, Options, Target, part, weft_variants
 from benchmarks.workloads.levels import Levels, concatenated, make_levels
 from weft.nn import NaryTreeLSTM, TreeLSTMLeaf, TreeLSTMNode
 
@@ -177,6 +177,7 @@ def targets(batch: int) -> tuple[Target, ...]:
         found.append(Target("train", ONE, 1 / 12))
     if batch == 256:
         found.append(Target("train", PRODUCTS, 1.40, aim=1.25))
+        found.append(Target("train", WEFT, 0.005, of=PLANNING))
     return tuple(found)
 
 
