@@ -1,4 +1,5 @@
 # From a fresh clone: `make demo`, `make test`, `make bench` and `make lint` each work alone.
+# Options of the benchmarks: `make bench ARGS="tree_lstm --data DIR"`.
 # The first of them makes .venv; later ones reuse it until pyproject.toml or constraints.txt change.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -14,7 +15,7 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 bench: $(READY)
-	$(BIN)/weft bench
+	$(BIN)/weft bench $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
