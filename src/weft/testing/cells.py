@@ -1,4 +1,4 @@
-"""A fixed library of vertex functions, small enough for one-by-one checks and different enough to meet every part of the engine.
+"""A fixed library of vertex functions: small enough for one-by-one checks, different enough to meet every part of the engine.
 
 All but a few have the one state `h`, so that they can be types of one `Typed`. Sizes are given by `IN` and `DIM`.
 """
@@ -17,7 +17,7 @@ IN, DIM, WORDS = 2, 3, 7
 SHARED = torch.linspace(-0.5, 0.5, DIM, dtype=torch.float64).requires_grad_()
 
 
-def _sum_h(v: Any) -> Tensor:
+def _sum_h(v: Any) -> Any:
     return v.gather().sum("h")
 
 
@@ -124,7 +124,7 @@ class Attention(VertexFunction):
 
 
 class MatrixVector(VertexFunction):
-    """A vector and a matrix per vertex (Socher et al., "Semantic Compositionality through Recursive Matrix-Vector Spaces", 2012)."""
+    """A vector and a matrix per vertex: Socher et al., "Semantic Compositionality through Recursive Matrix-Vector Spaces"."""
 
     def __init__(self) -> None:
         super().__init__(state={"a": (DIM,), "A": (DIM, DIM)})
@@ -175,7 +175,11 @@ class Captured(VertexFunction):
         self.w = nn.Linear(IN, DIM)
         self.plain = torch.full((DIM,), 0.3, dtype=torch.float64).requires_grad_()
         inner = torch.eye(DIM, dtype=torch.float64).mul(0.5).requires_grad_()
-        self.mix = lambda h: inner @ h
+
+        def mix(h: Tensor) -> Tensor:
+            return inner @ h
+
+        self.mix = mix
         self.register_buffer("bias", torch.arange(DIM) / 4)
 
     def forward(self, v: Any) -> None:

@@ -55,7 +55,9 @@ def check_tensor(what: str, got: Tensor, expected: Tensor, tolerance: float | No
         odd = test(got) != test(expected)
         if bool(odd.any()):
             at = _place(odd)
-            raise AssertionError(f"{what}: {kind} at other places: {got[at].item()} at {list(at)}, one by one {expected[at].item()}")
+            raise AssertionError(
+                f"{what}: {kind} at other places: {got[at].item()} at {list(at)}, one by one {expected[at].item()}"
+            )
     finite = torch.isfinite(expected)
     wide = torch.complex128 if expected.is_complex() else torch.float64
     difference = torch.where(finite, got.to(wide) - expected.to(wide), 0).abs()
@@ -75,11 +77,9 @@ def check_repeats(where: str, first: Outcome, second: Outcome) -> None:
     again = {**second.leaves, **{f"gradient of {name}": g for name, g in second.gradients.items()}}
     for name, tensor in {**first.leaves, **{f"gradient of {name}": g for name, g in first.gradients.items()}}.items():
         other = again[name]
-        if tensor is None or other is None:
-            same = tensor is other
-        else:
-            same = torch.equal(tensor.nan_to_num(), other.nan_to_num())
-        if not same:
+        if tensor is None or other is None or not torch.equal(tensor.nan_to_num(), other.nan_to_num()):
+            if tensor is other:
+                continue
             raise AssertionError(f"{where}: {name}: the same seed and call gave other numbers the second time")
 
 

@@ -32,17 +32,17 @@ def assert_equivalent(
 ) -> None:
     """Run batched under every policy and backend asked for, and one by one; raise `AssertionError` at the first difference.
 
-    Compared are the outputs and, for a random cotangent, the gradients of all parameters, of all floating-point inputs (they are
-    given copies that require gradients) and of captured tensors that require gradients. Per tensor `max|a-b|` may be at most
-    `tolerance * max(1, max|b|)`; by default 1e-12 in float64, 1e-5 in float32, and a few units of rounding below that. NaN and
-    infinities must be at the same places. A gradient that is None counts as all zeros: whether a parameter that only some vertices use
-    is reached at all depends on the structure, and engines may find out or not.
+    Compared are the outputs and, for a random cotangent, the gradients of all parameters, of all floating-point inputs (copies
+    that require gradients take their place) and of captured tensors that require gradients. Per tensor `max|a-b|` may be at
+    most `tolerance * max(1, max|b|)`; by default 1e-12 in float64, 1e-5 in float32, some units of rounding below. NaN
+    and infinities must be at the same places. A gradient that is None counts as all zeros: whether a parameter that only some
+    vertices use is reached at all depends on the structure, and engines may find out or not.
 
-    If the function draws random numbers (dropout in training), numbers cannot agree: then shapes, dtypes and finiteness are compared,
-    which gradients exist, and that the same seed gives the same bits twice.
+    If the function draws random numbers (dropout in training), numbers cannot agree: then shapes, dtypes and finiteness are
+    compared, which gradients exist, and that the same seed gives the same bits twice.
 
-    Gradients, random state, train and eval modes and the inputs are left as they were. `policies` defaults to all, `backends` to
-    "eager"; `edges`, `rounds`, `init` and the options are those of calling a `weft.VertexFunction`.
+    Gradients, random state, buffers, train and eval modes and the inputs are left as they were. `policies` defaults to all,
+    `backends` to "eager"; `edges`, `rounds`, `init` and the options are those of calling a `weft.VertexFunction`.
 
     >>> import torch, weft, weft.testing
     >>> class Depth(weft.VertexFunction):
@@ -72,8 +72,9 @@ def assert_equivalent(
 def _check(subject: Subject, options: dict[str, Any], expected: Outcome, seed: int, tolerance: float | None) -> None:
     where = f"policy {options['policy']!r}, backend {options['backend']!r}"
     got = run_once(subject, seed, options)
-    if str(got.tree) != str(expected.tree):
-        raise AssertionError(f"{where}: the result has the structure {got.tree}, one by one it has {expected.tree}")
+    shown, wanted = (" ".join(str(outcome.tree).split()) for outcome in (got, expected))
+    if shown != wanted:
+        raise AssertionError(f"{where}: the result has the structure {shown}, one by one it has {wanted}")
     if expected.is_random:
         check_repeats(where, got, run_once(subject, seed, options))
         check_alike(where, got, expected)
@@ -88,13 +89,14 @@ def _everything_left_alone(model: Any) -> Iterator[None]:
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    buffers: list[tuple[Tensor, Tensor]] = [(b, b.detach().clone()) for module in modules for b in module.buffers(recurse=False)]
+    buffers: list[Tensor] = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    values = [buffer.detach().clone() for buffer in buffers]
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
             yield
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
-        for buffer, before in buffers:
+        for buffer, before in zip(buffers, values, strict=True):
             if not torch.equal(buffer, before):
                 buffer.data.copy_(before)

@@ -47,8 +47,8 @@ def outside_tensors(function: Any) -> dict[str, Tensor]:
         tensor = fetch(place)
         if isinstance(tensor, Tensor) and tensor.requires_grad and id(tensor) not in known:
             known.add(id(tensor))
-            name = str(place[1])
-            found[f"captured tensor {name!r} of shape {list(tensor.shape)}" if name else f"closure tensor of shape {list(tensor.shape)}"] = tensor
+            name = f"captured tensor {place[1]!r}" if place[1] != "" else "closure tensor"
+            found[f"{name} of shape {list(tensor.shape)}"] = tensor
     return found
 
 

@@ -84,8 +84,8 @@ def random_program(
 ) -> tuple[RandomProgram, tuple[Any, ...]]:
     """A random function and its inputs, the same for the same seed: `weft.testing.assert_equivalent(fn, *inputs)`.
 
-    `sample` (a key of `weft.testing.programs.SAMPLES`) and `structure` fix what the seed would pick. Models depend on their kind
-    alone; with a `models` dictionary they are made once, and keep their traces from seed to seed.
+    `sample` (a key of `weft.testing.programs.SAMPLES`) and `structure` fix what the seed would pick. Models depend on their
+    kind alone; with a `models` dictionary they are made once, and keep their traces from seed to seed.
 
     >>> import weft.testing
     >>> fn, inputs = weft.testing.random_program(12)

@@ -17,8 +17,8 @@ Lists = list[list[int]]
 def random_structure(seed: int, kind: str | None = None, *, size: int = 16, types: int = 0) -> Graph:
     """A random graph of about `size` vertices, the same for the same arguments.
 
-    `kind` is one of `KINDS`; by default the seed picks one. With `types` every vertex gets a type id below it. All kinds but "cyclic"
-    (never picked by itself; it needs `rounds=`) can be computed children first; in half of them vertices are numbered at random.
+    `kind` is one of `KINDS`; by default the seed picks one. With `types` every vertex gets a type id below it. All kinds but
+    "cyclic" (never picked by itself; it needs `rounds=`) can be computed children first; often vertices are numbered at random.
 
     >>> import weft.testing
     >>> weft.testing.random_structure(0, "grid").num_graphs
@@ -107,8 +107,8 @@ def _star(random: Random, size: int) -> Lists:
 
 
 def _forest(random: Random, size: int) -> Lists:
-    parents = np.array([int(random.integers(v + 1, size)) if random.random() < 0.7 and v + 1 < size else -1 for v in range(size)])
-    return _from_parents(parents)
+    parents = np.array([int(random.integers(v + 1, size)) for v in range(size - 1)] + [-1])
+    return _from_parents(np.where(random.random(size) < 0.7, parents, -1))
 
 
 def _holes(random: Random, size: int) -> Lists:
