@@ -1,7 +1,7 @@
 """The batches of a plan as an SVG: one lane per type, time from left to right, a step's bar as high as it has rows.
 
-What runs once over all rows is a pale bar of full height; the bars of steps are to the scale of the largest step of the lane, so
-that the widths of levels can be seen beside it.
+What runs once over all rows is a pale bar of full height; the bars of steps are to the scale of the largest step of the lane,
+so that the widths of levels can be seen beside it.
 """
 
 from __future__ import annotations

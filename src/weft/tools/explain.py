@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,8 +97,9 @@ def histogram(group: Group, names: Sequence[str]) -> list[str]:
     """Bars of step sizes; where there are many steps, of their mean over equal runs of steps."""
     sizes = (group.step_hi - group.step_lo).astype(float)
     cuts = np.unique(np.linspace(0, len(sizes), min(len(sizes), MOST_BARS) + 1).astype(int))
-    means = [float(sizes[a:b].mean()) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
-    labels = [str(a + 1) if b == a + 1 else f"{a + 1}-{b}" for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)]
+    runs = list(pairwise(cuts.tolist()))
+    means = [float(sizes[a:b].mean()) for a, b in runs]
+    labels = [str(b) if b == a + 1 else f"{a + 1}-{b}" for a, b in runs]
     left = max(map(len, labels)) + 4
     shown = [f"{mean:,.0f}" if mean == int(mean) else f"{mean:,.1f} on average" for mean in means]
     bars = zip(labels, means, shown, names, strict=False)

@@ -41,12 +41,12 @@ def fragment(planned: Planned) -> str:
 
 
 _BATCHES = (
-    "Time goes from left to right, one lane per type. Pale bars run once over all rows; the others are steps of a recurrence, as high as "
-    "the step has rows."
+    "Time goes from left to right, one lane per type. Pale bars run once over all rows; the others are steps of a recurrence, "
+    "as high as the step has rows."
 )
 _PIECES = (
-    "Operations in each piece of a cell, matrix products among them in bold. During and back run once per step, all others once. "
-    "Backward: if every output has a gradient."
+    "Operations in each piece of a cell, matrix products among them in bold. During and back run once per step, all others "
+    "once. Backward: if every output has a gradient."
 )
 _ARENAS = "Memory of the states that vertices exchange, in the colours of the types that write them."
 
@@ -68,7 +68,8 @@ def _header(planned: Planned, small: bool = False) -> str:
         f"<div class='tile'><b>{escape(a)}</b><span>{escape(b)}</span><i>{escape(c)}</i></div>" for a, b, c in tiles
     )
     title = f"<{head}>Plan of <em>{escape(planned.name)}</em></{head}>"
-    return f"<header>{title}<p>{escape(', '.join(sizes))}; policy {escape(planned.plan.policy)}</p></header><div class='tiles'>{shown}</div>"
+    about = f"<p>{', '.join(sizes)}; policy {escape(planned.plan.policy)}</p>"
+    return f"<header>{title}{about}</header><div class='tiles'>{shown}</div>"
 
 
 def _section(title: str, note: str, body: str) -> str:
@@ -134,7 +135,8 @@ _SHARED_STYLE = """
 """
 
 _PAGE_STYLE = """
-:root { color-scheme: light dark; --page: #f3f5f7; --card: #fff; --ink: #1c2530; --soft: #5d6a79; --line: #dfe4ea; --mark: #2a7fb8; }
+:root { color-scheme: light dark; }
+:root { --page: #f3f5f7; --card: #fff; --ink: #1c2530; --soft: #5d6a79; --line: #dfe4ea; --mark: #2a7fb8; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #12161b; --card: #1a2027; --ink: #e4e9ef; --soft: #98a5b3; --line: #2c343d; --mark: #63b0e0; }
 }
@@ -155,7 +157,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
 th { text-align: left; font-weight: 500; color: var(--soft); }
 th, td { padding: 6px 10px 6px 0; white-space: nowrap; }
 td { border-top: 1px solid var(--line); }
-td:nth-child(3), td:nth-child(4), tr:last-child th:nth-child(3), tr:last-child th:nth-child(4) { text-align: right; padding-right: 18px; }
+td:nth-child(3), td:nth-child(4), tr + tr th:nth-child(3), tr + tr th:nth-child(4) { text-align: right; padding-right: 18px; }
 th.over { border-bottom: 1px solid var(--line); padding-bottom: 2px; }
 td small { color: var(--soft); margin-left: 4px; }
 td b { color: var(--mark); }
@@ -165,7 +167,8 @@ td b { color: var(--mark); }
 .arena div { display: flex; background: var(--page); border-radius: 4px; height: 14px; overflow: hidden; }
 .arena i { height: 100%; opacity: .85; }
 .arena span { color: var(--soft); font-size: 14px; }
-pre { margin: 0; padding: 16px; overflow-x: auto; background: var(--page); border-radius: 8px; font: 13px/1.45 ui-monospace, monospace; }
+pre { margin: 0; padding: 16px; overflow-x: auto; background: var(--page); border-radius: 8px; }
+pre { font: 13px/1.45 ui-monospace, monospace; }
 @media (max-width: 640px) { .arena { grid-template-columns: 40px 1fr; } .arena span { grid-column: 2; } }
 """
 

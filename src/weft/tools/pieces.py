@@ -1,15 +1,15 @@
 """What a plan runs, piece by piece: the cut of every type's cell, the gathers in front of it, and all batches in order.
 
 A *batch* is one piece of a cell over one range of rows. Of each type, `before` and `after` are one batch each, over all rows;
-`during` is one batch per step. A piece that neither computes nor writes anything is none. Numbers are those of inference; what
-runs backward is counted for the case that every output has a gradient.
+`during` is one batch per step. A piece that neither computes something per row nor writes states is none. Numbers are those of
+inference; what runs backward is counted for the case that every output has a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -93,7 +93,7 @@ class Arena:
 
 @dataclass(eq=False)
 class Pieces:
-    """Everything that a planned call would run."""
+    """Everything that a planned call would run; types in the order of their groups."""
 
     plan: Plan
     types: dict[int, TypePieces] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Pieces:
             inference = Execution(call)
         with torch.enable_grad():
             training = Execution(call)
-        for t in inference.types:
+        for t in (t for group in call.plan.groups for t in group.types):
             found.types[t] = _type_pieces(t, call, inference, training)
         found.arenas = _arenas(inference)
         return found
@@ -158,8 +158,10 @@ def _type_pieces(t: int, call: Call, inference: Execution, training: Execution) 
 
 
 def _does_something(code: CellCode, stage: str) -> bool:
+    """Whether a piece computes something for its rows, or writes states; constants alone make no batch."""
     compiled = code.codes.get(stage)
-    return compiled is not None and bool(code.split.pieces[stage].values or compiled.stores)
+    per_row = any(value.shape is None or value.row_dim is not None for value in code.split.pieces[stage].values)
+    return compiled is not None and (per_row or bool(compiled.stores))
 
 
 def _count(cut: Split, stage: str, steps: int) -> PieceCount:
@@ -213,7 +215,7 @@ def _arenas(execution: Execution) -> list[Arena]:
     for t, code in execution.codes.items():
         for name, spec in execution.call.cells[t].trace.outputs.items():
             if name in code.role.exchanged:
-                output, key = name  # type: ignore[misc]
+                output, key = cast(tuple[int, Hashable], name)
                 number = plan.class_of[t, output]
                 value_class = plan.classes[number]
                 written = tuple((member, len(plan.rows[member])) for member, _ in value_class.members)

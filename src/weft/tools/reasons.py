@@ -6,6 +6,7 @@ import numpy as np
 
 from weft.graph.program import Ints
 from weft.plan.condense import group_nodes
+from weft.plan.levels import Bools, Indices
 from weft.plan.plan import NOT_A_SLICE, Group, Plan, Read
 from weft.tools.pieces import Pieces
 
@@ -64,10 +65,8 @@ def _gathers(pieces: Pieces) -> list[str]:
                 by_read.setdefault(gather.read.port, []).append(gather.key)
                 reads[gather.read.port] = gather.read
         for port, keys in by_read.items():
-            states = ", ".join(dict.fromkeys(keys))
-            found.append(
-                f"{kind.name} gathers {states} of {_what(pieces.plan, reads[port])} by index: {why_index(pieces.plan, reads[port])}."
-            )
+            states, what = ", ".join(dict.fromkeys(keys)), _what(pieces.plan, reads[port])
+            found.append(f"{kind.name} gathers {states} of {what} by index: {why_index(pieces.plan, reads[port])}.")
     return found
 
 
@@ -101,7 +100,7 @@ _OBSTACLES = {
 
 
 def obstacles(plan: Plan, read: Read) -> dict[str, int]:
-    """For each obstacle the number of pieces of a read that it keeps from being views; a piece counts once, the first that holds."""
+    """How many pieces of a read each obstacle keeps from being views; a piece counts once, for the first that holds."""
     bounds = read.offsets[read.bounds] if read.offsets is not None else read.bounds * read.width
     begin, end = bounds[:-1].astype(np.int64), bounds[1:].astype(np.int64)
     rest = (read.slices == NOT_A_SLICE) & (end > begin)
@@ -121,7 +120,7 @@ def obstacles(plan: Plan, read: Read) -> dict[str, int]:
     return {name: counts[name] for name in _OBSTACLES}
 
 
-def _repeated(index: Ints, piece: Ints) -> np.ndarray:
+def _repeated(index: Ints, piece: Indices) -> Bools:
     """Entries of `index` that occur again in the same piece."""
     order = np.lexsort((index, piece))
     again = np.zeros(len(index), dtype=np.bool_)
