@@ -317,12 +317,29 @@ def test_explain_joins_many_steps_and_stays_within_100_columns() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+class Branching(weft.VertexFunction):
+    """Depends on the values of tensors, so that it cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": (4,)})
+
+    def forward(self, v: Any) -> None:
+        h = v.gather(0)["h"] + v.pull()
+        v.scatter(h=2 * h if h.sum().item() > 0 else h)
+
+
 def test_a_cell_that_falls_back_counts_and_is_explained() -> None:
-    model, graph, x = chains()
-    planned = weft.plan(model, graph, x)
-    planned.cells[0].fallback = "it prints"  # type: ignore[attr-defined]
-    assert planned.stats()["fallbacks"] == 1
-    assert "  - LSTM runs by slower batching: it prints." in planned.explain().splitlines()
+    with pytest.warns(weft.FallbackWarning):
+        planned = weft.plan(Branching(), weft.Graph.chain(4), torch.ones(4, 4))
+    numbers = planned.stats()
+    assert (numbers["fallbacks"], numbers["batches"], numbers["lower_bound"]) == (2, 4, 4)
+    first, second, *_ = reasons_in(planned)
+    assert first.startswith(
+        "Branching (no children) runs by slower batching, its operations do not show here: what it does depends on"
+    )
+    assert second.startswith(
+        "Branching runs by slower batching, its operations do not show here: what it does depends on the values"
+    )
 
 
 def test_an_empty_batch_has_a_plan() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.plan.plan import Group
 from weft.run.split import BACKWARD, FORWARD
-from weft.tools.pieces import WHOLE_CELL, PieceCount, TypePieces
+from weft.tools.pieces import PieceCount, TypePieces
 from weft.tools.reasons import reasons
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ def _groups(planned: Planned) -> list[str]:
 
 def how_it_runs(planned: Planned, number: int, t: int) -> str:
     group = planned.plan.groups[number]
-    if planned.pieces.types[t].fallback is not None:
-        return "by slower batching"
     if not group.cyclic:
         return "once: on no cycle"
     if not planned.pieces.steps_of(t):
@@ -114,11 +112,8 @@ def bar(share: float) -> str:
 def _pieces(planned: Planned) -> list[str]:
     rows = [["", *FORWARD, *BACKWARD]]
     for kind in planned.pieces.types.values():
-        if WHOLE_CELL not in kind.forward:
-            every = [*(kind.forward.get(s) for s in FORWARD), *(kind.backward.get(s) for s in BACKWARD)]
-            rows.append([short(kind.name, 34), *map(_piece, every)])
-    if len(rows) == 1:
-        return []
+        every = [*(kind.forward.get(s) for s in FORWARD), *(kind.backward.get(s) for s in BACKWARD)]
+        rows.append([short(kind.name, 34), *map(_piece, every)])
     kinds = planned.pieces.types.values()
     return [
         "Operations of each piece, matrix products among them in brackets; before, after, late and sums",

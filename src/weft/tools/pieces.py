@@ -2,7 +2,8 @@
 
 A *batch* is one piece of a cell over one range of rows. Of each type, `before` and `after` are one batch each, over all rows;
 `during` is one batch per step. A piece that neither computes something per row nor writes states is none. Numbers are those of
-inference; what runs backward is counted for the case that every output has a gradient.
+inference; what runs backward is counted for the case that every output has a gradient. A cell that is not traced counts
+as few operations without a look inside.
 """
 
 from __future__ import annotations
@@ -14,16 +15,13 @@ from typing import Any, cast
 import torch
 
 from weft.plan.plan import NOT_A_SLICE, Plan, Read
-from weft.run.batched import Call, CompiledCell, Execution
+from weft.run.batched import Call, Execution
 from weft.run.code import CellCode
 from weft.run.split import BACKWARD, FORWARD, Split
 from weft.run.typerun import PORT_KINDS
 
 PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear mv addmv dot convolution convolution_backward".split())
 """Names of operations that count as matrix products."""
-
-WHOLE_CELL = "cell"
-"""The only stage of a cell that runs by slower batching and is not cut."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +114,10 @@ class Pieces:
         for number, group in enumerate(self.plan.groups):
             yield from self._whole(number, "before")
             steps = zip(group.step_type.tolist(), group.step_lo.tolist(), group.step_hi.tolist(), strict=True)
-            stage_of = {t: self._per_step(t) for t in group.types}
+            swept = {t for t in group.types if self.steps_of(t)}
             for step, (t, lo, hi) in enumerate(steps):
-                stage = stage_of[t]
-                if stage is not None:
-                    yield Batch(number, t, stage, step, lo, hi)
+                if t in swept:
+                    yield Batch(number, t, "during", step, lo, hi)
             yield from self._whole(number, "after")
 
     def _whole(self, number: int, stage: str) -> Iterator[Batch]:
@@ -128,33 +125,22 @@ class Pieces:
             if stage in self.types[t].forward:
                 yield Batch(number, t, stage, 0, 0, self.types[t].rows)
 
-    def _per_step(self, t: int) -> str | None:
-        return next((stage for stage in ("during", WHOLE_CELL) if stage in self.types[t].forward), None)
-
     def steps_of(self, t: int) -> int:
         """In how many steps a type's recurrence runs; 0 if it has none."""
-        stage = self._per_step(t)
-        return 0 if stage is None else self.types[t].forward[stage].batches
-
-
-def fallback_of(cell: CompiledCell) -> str | None:
-    """Why a cell runs by slower batching, or None."""
-    reason = getattr(cell, "fallback", None)
-    return None if reason is None else str(reason)
+        piece = self.types[t].forward.get("during")
+        return 0 if piece is None else piece.batches
 
 
 def _type_pieces(t: int, call: Call, inference: Execution, training: Execution) -> TypePieces:
     plan = call.plan
     steps = len(plan.type_steps(t)[0])
     head = (t, plan.program.types[t].name, plan.group_of[t], len(plan.rows[t]), steps)
-    reason = fallback_of(call.cells[t])
-    if reason is not None:
-        return TypePieces(*head, {WHOLE_CELL: PieceCount(0, 0, steps)}, {}, [], 0, reason)
     code = inference.codes[t]
     forward = {stage: _count(code.split, stage, steps) for stage in FORWARD if _does_something(code, stage)}
     learning = training.codes[t].split
     backward = {stage: _count(learning, stage, steps) for stage in BACKWARD if learning.pieces[stage].gives}
-    return TypePieces(*head, forward, backward, _gathers(plan, t, code), _reorders(t, code, inference), None)
+    reason = call.cells[t].trace.fallback
+    return TypePieces(*head, forward, backward, _gathers(plan, t, code), _reorders(t, code, inference), reason)
 
 
 def _does_something(code: CellCode, stage: str) -> bool:

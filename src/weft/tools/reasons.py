@@ -17,7 +17,11 @@ def reasons(pieces: Pieces, max_rows: int | None = None) -> list[str]:
 
 
 def _fallbacks(pieces: Pieces) -> list[str]:
-    return [f"{t.name} runs by slower batching: {t.fallback}." for t in pieces.types.values() if t.fallback is not None]
+    return [
+        f"{t.name} runs by slower batching, its operations do not show here: {t.fallback}."
+        for t in pieces.types.values()
+        if t.fallback is not None
+    ]
 
 
 def _steps(pieces: Pieces, max_rows: int | None) -> list[str]:
