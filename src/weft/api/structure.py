@@ -6,7 +6,7 @@ With `rounds=k` the program has k + 1 layers of all vertices; layer 0 holds the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,23 +22,27 @@ if TYPE_CHECKING:
 
 def node_types(graph: Graph, many: bool) -> Ints:
     """Two node types per vertex type: 2t gathers, 2t + 1 has no children."""
-    cached = graph.cache.get(("node types", many))
-    if cached is None:
-        filled = np.concatenate((np.zeros(1, np.int32), np.cumsum(graph.children >= 0, dtype=np.int32)))[graph.offsets]
-        leaf = (np.diff(filled) == 0).astype(np.int32)
-        cached = leaf if not many or graph.type_ids is None else leaf + np.int32(2) * graph.type_ids
-        graph.cache["node types", many] = cached
-    return cached
+    leaf = _kept(graph, "childless", lambda: _childless(graph))
+    if not many or graph.type_ids is None:
+        return leaf
+    types: Ints = leaf + np.int32(2) * graph.type_ids
+    return types
+
+
+def _childless(graph: Graph) -> Ints:
+    """1 for every vertex that has no children, else 0."""
+    filled = offsets(graph.children >= 0)[graph.offsets]
+    return (np.diff(filled) == 0).astype(np.int32)
 
 
 def tree_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> Program:
     """The program of a graph whose vertices each run once, children first."""
     ptr, src, edge = graph.offsets, graph.children, graph.edge_rows
-    reads = np.array([bool(kind.ports) for kind in kinds])
-    if not reads[type].all():
-        keep = np.repeat(reads[type], np.diff(ptr))
-        ptr = offsets(np.where(reads[type], np.diff(ptr), 0))
-        src, edge = src[keep], edge[keep]
+    reads = np.array([bool(kind.ports) for kind in kinds]).take(type)
+    lengths = np.diff(ptr)
+    if (lengths > reads * lengths).any():
+        keep = np.repeat(reads, lengths)
+        ptr, src, edge = offsets(reads * lengths), src[keep], edge[keep]
     return Program(tuple(kinds), type, ptr, src, edge=edge if with_edges else None)
 
 
@@ -56,7 +60,9 @@ def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: i
     one_src[own] = np.arange(n, dtype=np.int32)
     one_src[others], one_edge[others] = graph.children, graph.edge_rows
     m = len(one_src)
-    src = np.concatenate([np.where(one_src >= 0, one_src + np.int32(r * n), np.int32(-1)) for r in range(rounds)] or [one_src[:0]])
+    src = np.concatenate(
+        [np.where(one_src >= 0, one_src + np.int32(r * n), np.int32(-1)) for r in range(rounds)] or [one_src[:0]]
+    )
     ptr = [np.zeros(n, np.int32), *(one_ptr[:-1] + np.int32(r * m) for r in range(rounds)), np.array([m * rounds], np.int32)]
     return Program(
         tuple(kinds),
@@ -70,31 +76,33 @@ def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: i
 
 def plan_tree(graph: Graph, program: Program, policy: str, max_rows: int | None) -> Plan:
     """Plan a graph's program with levels that are kept on its parts, so that later batches only concatenate them."""
-    marks = tuple(bool(kind.ports) for kind in program.types)
+    kinds = " ".join(f"{kind.name!r}{':' if kind.ports else ''}" for kind in program.types)
 
     def level_of(types: tuple[int, ...]) -> Ints:
         def make() -> Ints:
             return levels_within(program.ptr, program.src, np.where(np.isin(program.type, types), 0, 1).astype(np.int32))
 
-        return _kept(graph, ("levels", marks, types), make)
+        return _kept(graph, f"levels {types} {kinds}", make)
 
     def above() -> Ints:
-        return _kept(graph, ("above", marks), lambda: colevels(program.ptr, program.src))
+        return _kept(graph, f"above {kinds}", lambda: colevels(program.ptr, program.src))
 
     return schedule(program, policy, max_rows, level_of, above)
 
 
-def _kept(graph: Graph, key: object, make: object) -> Ints:
-    """An array over all vertices from its parts' caches; where one is missing, computed for the whole and handed to the parts."""
+def _kept(graph: Graph, key: str, make: Callable[[], Ints]) -> Ints:
+    """An array over all vertices from its parts' caches; where one is missing, made for the whole and handed to the parts."""
     parts = graph.parts
-    found = [part.cache.get(key) for part in parts]
-    if parts and all(array is not None for array in found):
+    try:
+        found: list[Ints] = [part.cache[key] for part in parts]
+    except KeyError:
+        found = []
+    if found:
         return np.concatenate(found) if len(found) > 1 else found[0]
-    whole: Ints = make()  # type: ignore[operator]
+    whole = make()
     for part, start, stop in zip(parts, graph.part_offsets[:-1].tolist(), graph.part_offsets[1:].tolist(), strict=True):
         part.cache[key] = whole[start:stop]
     return whole
 
 
 INIT = NodeType("first state", (), 1)
-

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from weft.graph.program import Ints
 from weft.plan.condense import group_nodes
-from weft.plan.levels import NARROW, between_members, levels_within, offsets, stable_order
+from weft.plan.levels import NARROW, Indices, between_members, levels_within, offsets, stable_order
 
 
 def lower_bound(num_types: int, type: Ints, ptr: Ints, src: Ints) -> int:
@@ -48,7 +48,7 @@ def lower_bound(num_types: int, type: Ints, ptr: Ints, src: Ints) -> int:
 class _ByLevel:
     """A subgraph renumbered so that each level is a range of nodes: node i of it is `nodes[i]` of the whole."""
 
-    def __init__(self, nodes: Ints, level: Ints, ptr: Ints, src: Ints) -> None:
+    def __init__(self, nodes: Indices, level: Ints, ptr: Ints, src: Ints) -> None:
         depth = int(level[nodes].max()) + 1
         self.nodes = nodes[stable_order(level[nodes], depth)]
         number = np.empty(len(level), dtype=np.int32)

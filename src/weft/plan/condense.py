@@ -28,7 +28,7 @@ from weft.graph.program import Ints
 from weft.plan.agenda import agenda_steps
 from weft.plan.components import components, is_cyclic
 from weft.plan.depth import depth_steps
-from weft.plan.levels import levels_within, offsets, stable_order
+from weft.plan.levels import Indices, levels_within, offsets, stable_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Groups:
 
     types: list[tuple[int, ...]]
     cyclic: list[bool]
-    nodes: list[Ints]
+    nodes: list[Indices]
     of_node: Ints
 
 
@@ -48,7 +48,7 @@ class GroupOrder:
     types: tuple[int, ...]
     cyclic: bool
     step: Ints
-    nodes: Ints
+    nodes: Indices
 
     @property
     def steps(self) -> int:
@@ -104,11 +104,16 @@ def group_nodes(num_types: int, type: Ints, ptr: Ints, src: Ints) -> Groups:
     of_type = np.zeros(num_types, dtype=np.int32)
     for number, types in enumerate(found):
         of_type[list(types)] = number
-    of_node = of_type[type]
-    order = stable_order(of_node, len(found)).astype(np.int32)
-    bounds = offsets(np.bincount(of_node, minlength=len(found)))
-    nodes = np.split(order, bounds[1:-1])[: len(found)]
-    return Groups(found, [is_cyclic(types, edges) for types in found], nodes, of_node)
+    of_node = of_type.take(type)
+    return Groups(found, [is_cyclic(types, edges) for types in found], _nodes_by_group(of_node, len(found)), of_node)
+
+
+def _nodes_by_group(of_node: Ints, groups: int) -> list[Indices]:
+    """The nodes of each group, ascending; a few groups are found faster one by one than by sorting."""
+    if groups <= 8:
+        return [np.flatnonzero(of_node == number) for number in range(groups)]
+    bounds = offsets(np.bincount(of_node, minlength=groups))
+    return np.split(stable_order(of_node, groups), bounds[1:-1])
 
 
 def type_edges(num_types: int, type: Ints, ptr: Ints, src: Ints) -> set[tuple[int, int]]:
@@ -118,8 +123,11 @@ def type_edges(num_types: int, type: Ints, ptr: Ints, src: Ints) -> set[tuple[in
     >>> type_edges(2, np.array([0, 1], np.int32), np.array([0, 0, 2], np.int32), np.array([0, -1], np.int32))
     {(0, 1)}
     """
+    key: Indices = type.take(src) if len(src) else src
+    key = key * np.int64(num_types) + np.repeat(type, np.diff(ptr))
     filled = src >= 0
-    key = type[src[filled]].astype(np.int64) * num_types + np.repeat(type, np.diff(ptr))[filled]
+    if not filled.all():
+        key = key[filled]
     table_is_small = num_types * num_types <= len(key) + 65536  # a table of all pairs must not outgrow O(edges)
     pairs = np.flatnonzero(np.bincount(key, minlength=1)) if table_is_small else np.unique(key)
     return {divmod(pair, num_types) for pair in pairs.tolist()}

@@ -8,7 +8,7 @@ reads is a slice of what was written, a view instead of a copy:
     level 1    a1 b1 c1               reads  a0 b0 c0    rows 3,4,5 -> 0,1,2
     level 0    a0 b0 c0               (sequences a, b, c of length 3, 2, 2)
 
-Cost: two stable radix sorts and a dozen array passes; nothing per node in Python. It loses where a level reads from several
+Cost: one stable radix sort and a dozen array passes; nothing per node in Python. It loses where a level reads from several
 earlier levels (irregular trees): those gathers stay index gathers.
 """
 
@@ -16,211 +16,251 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from weft.graph.program import Ints, Port, Program
+from weft.graph.program import EMPTY, Ints, Port, Program
 from weft.plan.condense import GroupOrder
+from weft.plan.levels import Bools, Indices, stable_order
 from weft.plan.levels import offsets as offsets_of
-from weft.plan.levels import stable_order
 from weft.plan.plan import NOT_A_SLICE, Group, Plan, Read, ValueClass
+
+Output = tuple[int, int]
+"""A type and the number of one of its outputs."""
 
 
 def lay_out(
     program: Program, policy: str, orders: Sequence[GroupOrder], above: Ints, max_rows: int | None, started: float
 ) -> Plan:
     """Turn an order of steps into a plan. `above` is the longest way from each node to one that nobody reads."""
-    n, types = program.num_nodes, len(program.types)
-    step = np.zeros(n, dtype=np.int32)
+    step = np.zeros(program.num_nodes, dtype=np.int64)  # numpy indexes with 64 bits three times as fast as with 32
     base = 0
     for order in orders:
-        step[order.nodes] = order.step + np.int32(base)
+        step[order.nodes] = order.step + base if base else order.step
         base += order.steps
-    top = int(above.max(initial=0))
-    first = stable_order(np.int32(top) - above, top + 1)
-    order_nodes = first[stable_order(step[first], base)].astype(np.int32)
-    type_in_order = program.type[order_nodes]
-    by_type = order_nodes[stable_order(type_in_order, types)]
-    counts = np.bincount(program.type, minlength=types)
+    step_type = np.zeros(base, dtype=np.int32)
+    step_type[step] = program.type
+    sizes = np.bincount(step, minlength=base)
+    by_type = _by_type(step, step_type, above)
+    counts = np.zeros(len(program.types), dtype=np.int64)
+    np.add.at(counts, step_type, sizes)
     bounds = offsets_of(counts)
-    rows = tuple(by_type[bounds[t] : bounds[t + 1]] for t in range(types))
-    row = np.empty(n, dtype=np.int32)
-    row[by_type] = np.arange(n, dtype=np.int32) - np.repeat(bounds[:-1], counts).astype(np.int32)
+    row = np.empty(program.num_nodes, dtype=np.int32)
+    row[by_type] = np.arange(program.num_nodes, dtype=np.int32) - np.repeat(bounds[:-1], counts)
+    nodes = [by_type[start:end] for start, end in pairwise(bounds.tolist())]
+    rows = tuple(of_type.astype(np.int32) for of_type in nodes)
 
-    groups = _groups(orders, step[order_nodes], type_in_order, counts, base, max_rows)
-    sources = {
-        (t, p): _sources(program, rows[t], port)
-        for t, kind in enumerate(program.types)
-        for p, port in enumerate(kind.ports)
-        if counts[t]
-    }
-    classes, class_of, class_row = _classes(program, groups, counts, sources)
-    reads = _reads(program, groups, rows, sources, classes, class_of, class_row)
-    return Plan(
-        program, policy, groups, rows, row, classes, class_of, class_row, reads, time.perf_counter() - started, max_rows
-    )
+    groups = _groups(orders, step_type, sizes, max_rows)
+    sources = _sources(program, nodes)
+    classes, class_row = _classes(program, groups, sources)
+    class_of = {member: number for number, value_class in enumerate(classes) for member in value_class.members}
+    reads = _reads(program, groups, nodes, sources, classes, class_of, class_row)
+    seconds = time.perf_counter() - started
+    return Plan(program, policy, groups, rows, row, classes, class_of, class_row, reads, seconds, max_rows)
 
 
-def _groups(
-    orders: Sequence[GroupOrder], step: Ints, type: Ints, counts: Ints, steps: int, max_rows: int | None
-) -> tuple[Group, ...]:
-    """Cut the execution order into steps of one type, none longer than `max_rows`."""
-    sizes = np.bincount(step, minlength=steps)
-    starts = offsets_of(sizes)[:-1]
-    step_type = type[starts] if steps else np.zeros(0, dtype=np.int32)
-    group_sizes = [order.steps for order in orders]
-    which = np.repeat(np.arange(len(orders)), group_sizes)
+def _by_type(step: Indices, step_type: Ints, above: Ints) -> Indices:
+    """All nodes by type, then step, then the way above them, longest first, then number."""
+    steps = len(step_type)
+    rank = np.empty(steps, dtype=np.int32)
+    rank[stable_order(step_type, int(step_type.max(initial=0)) + 1)] = np.arange(steps, dtype=np.int32)
+    top = int(above.max(initial=0))
+    if steps * (top + 1) < 1 << 31:
+        highest = rank * np.int32(top + 1) + np.int32(top)
+        return stable_order(highest.take(step) - above, steps * (top + 1))
+    order = stable_order(np.int32(top) - above, top + 1)
+    return order[stable_order(rank.take(step)[order], steps)]
+
+
+def _groups(orders: Sequence[GroupOrder], step_type: Ints, sizes: Indices, max_rows: int | None) -> tuple[Group, ...]:
+    """The row ranges of all steps, none longer than `max_rows`, by group."""
+    which = np.repeat(np.arange(len(orders)), [order.steps for order in orders])
     if max_rows is not None:
         pieces = -(-sizes // max_rows)
         number = np.arange(pieces.sum()) - np.repeat(offsets_of(pieces)[:-1], pieces)
         step_type, which = np.repeat(step_type, pieces), np.repeat(which, pieces)
         sizes = np.minimum(np.repeat(sizes, pieces) - number * max_rows, max_rows)
     lo = np.zeros(len(sizes), dtype=np.int32)
-    for t in np.flatnonzero(counts):
+    for t in {t for order in orders for t in order.types}:
         mine = np.flatnonzero(step_type == t)
         lo[mine] = offsets_of(sizes[mine])[:-1]
     hi = (lo + sizes).astype(np.int32)
     cuts = np.searchsorted(which, np.arange(len(orders) + 1))
     return tuple(
-        Group(order.types, order.cyclic, step_type[a:b].astype(np.int32), lo[a:b], hi[a:b])
+        Group(order.types, order.cyclic, step_type[a:b], lo[a:b], hi[a:b])
         for order, a, b in zip(orders, cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
     )
 
 
-def _sources(program: Program, nodes: Ints, port: Port) -> tuple[Ints, Ints | None]:
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """Where one port of one type reads: argument positions (-1: none) in row order, their bounds by row for bags, the nodes
+    and the numbers of their outputs, and which outputs occur at all."""
+
+    type: int
+    number: int
+    port: Port
+    at: Ints
+    bounds: Ints | None
+    node: Indices
+    out: Ints | None
+    filled: Bools | None
+    """None where nothing is empty."""
+    outputs: list[Output]
+
+
+def _sources(program: Program, nodes: Sequence[Indices]) -> list[_Source]:
+    # Position -1, no argument, finds the empty one at the end.
+    src: Indices = np.concatenate((program.src, np.array([EMPTY], dtype=np.int64)))
+    out: Ints | None = None if program.out is None else np.concatenate((program.out, np.zeros(1, dtype=np.int32)))
+    wide = _widest(program)
+    sources: list[_Source] = []
+    for t, kind in enumerate(program.types):
+        for number, port in enumerate(kind.ports if len(nodes[t]) else ()):
+            at, bounds = _positions(program, nodes[t], port)
+            node: Indices = src.take(at)
+            output: Ints | None = None if out is None else out.take(at)
+            exists = node >= 0
+            filled = None if exists.all() else exists
+            producer, which = (node, output) if filled is None else (node[filled], None if output is None else output[filled])
+            key: Indices = program.type.take(producer)
+            if which is not None:
+                key = key.astype(np.int64) * wide + which
+            found = np.flatnonzero(np.bincount(key, minlength=1)).tolist()
+            outputs = [(k, 0) if which is None else divmod(k, wide) for k in found]
+            sources.append(_Source(t, number, port, at.astype(np.int32), bounds, node, output, filled, outputs))
+    return sources
+
+
+def _widest(program: Program) -> int:
+    return max([1, *(kind.outputs for kind in program.types)])
+
+
+def _positions(program: Program, nodes: Indices, port: Port) -> tuple[Indices, Ints | None]:
     """The argument positions (into `src`) that a port of these nodes reads, -1 for none; for bags also their bounds."""
-    begin, end = program.ptr[nodes], program.ptr[nodes + 1]
+    begin, end = program.ptr.take(nodes), program.ptr.take(nodes + 1)
     if port.kind == "slots":
-        at = begin[:, None] + np.array(port.positions, dtype=np.int32)
-        return np.where(at < end[:, None], at, np.int32(-1)).reshape(-1), None
+        slots = np.array(port.positions, dtype=np.int64)[:, None] + begin  # long rows: numpy loops fast over the last axis
+        missing = slots >= end
+        if missing.any():
+            slots[missing] = -1
+        return slots.T.reshape(-1), None
     begin = np.minimum(begin + np.int32(port.positions[0]), end)
     lengths = end - begin
     bounds = offsets_of(lengths)
-    at = np.repeat(begin - bounds[:-1], lengths) + np.arange(bounds[-1], dtype=np.int32)
-    filled = program.src[at] >= 0
+    at = np.repeat(begin - bounds[:-1], lengths) + np.arange(bounds[-1])
+    filled = program.src.take(at) >= 0
     if not filled.all():
-        kept = np.concatenate((np.zeros(1, np.int32), np.cumsum(filled, dtype=np.int32)))
-        at, bounds = at[filled], kept[bounds]
-    return at.astype(np.int32), bounds.astype(np.int32)
-
-
-def _outputs_read(program: Program, at: Ints) -> tuple[Ints, Ints | None]:
-    """For argument positions: the producing nodes (-1 for none) and which of their outputs."""
-    node = (
-        np.where(at >= 0, program.src[np.maximum(at, 0)], np.int32(-1)) if len(program.src) else np.full(len(at), -1, np.int32)
-    )
-    return node, None if program.out is None else program.out[np.maximum(at, 0)]
-
-
-Sources = dict[tuple[int, int], tuple[Ints, Ints | None]]
+        at, bounds = at[filled], offsets_of(filled)[bounds]
+    return at, bounds
 
 
 def _classes(
-    program: Program, groups: tuple[Group, ...], counts: Ints, sources: Sources
-) -> tuple[tuple[ValueClass, ...], dict[tuple[int, int], int], dict[tuple[int, int], Ints]]:
+    program: Program, groups: tuple[Group, ...], sources: list[_Source]
+) -> tuple[tuple[ValueClass, ...], dict[Output, Ints]]:
     """Join outputs that one port reads; number the rows of each class in execution order."""
-    outputs = [(t, b) for t, kind in enumerate(program.types) for b in range(kind.outputs) if counts[t]]
-    parent = {output: output for output in outputs}
+    present = sorted(t for group in groups for t in group.types)
+    parent = {(t, b): (t, b) for t in present for b in range(program.types[t].outputs)}
 
-    def find(output: tuple[int, int]) -> tuple[int, int]:
+    def find(output: Output) -> Output:
         while parent[output] != output:
             parent[output] = parent[parent[output]]
             output = parent[output]
         return output
 
-    empties: set[tuple[int, int]] = set()
-    wide = max((kind.outputs for kind in program.types), default=1)
-    for (_, _), (at, _) in sources.items():
-        node, out = _outputs_read(program, at)
-        filled = node >= 0
-        key = program.type[node[filled]].astype(np.int64) * wide + (0 if out is None else out[filled])
-        read = [divmod(int(k), wide) for k in np.flatnonzero(np.bincount(key, minlength=1))]
-        for output in read:
-            parent[find(output)] = find(read[0])
-        if read and not filled.all():
-            empties.add(read[0])
-    members: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for output in outputs:
+    for source in sources:
+        for output in source.outputs:
+            parent[find(output)] = find(source.outputs[0])
+    holes = {find(source.outputs[0]) for source in sources if source.outputs and source.filled is not None}
+    members: dict[Output, list[Output]] = {}
+    for output in parent:
         members.setdefault(find(output), []).append(output)
-    holes = {find(output) for output in empties}
 
-    step_type = np.concatenate([group.step_type for group in groups]) if groups else np.zeros(0, np.int32)
-    sizes = np.concatenate([group.step_hi - group.step_lo for group in groups]) if groups else np.zeros(0, np.int32)
+    none = np.zeros(0, np.int32)
+    step_type = np.concatenate([*(group.step_type for group in groups), none])
+    sizes = np.concatenate([*(group.step_hi - group.step_lo for group in groups), none])
     classes: list[ValueClass] = []
-    class_of: dict[tuple[int, int], int] = {}
-    class_row: dict[tuple[int, int], Ints] = {}
+    class_row: dict[Output, Ints] = {}
     for root, mine in members.items():
-        per_step = np.zeros((len(sizes), len(mine)), dtype=np.int64)
-        for column, (t, _) in enumerate(mine):
-            per_step[:, column] = np.where(step_type == t, sizes, 0)
-        starts = offsets_of(per_step.reshape(-1))
-        for column, (t, b) in enumerate(mine):
-            here = step_type == t
-            start = starts[:-1].reshape(len(sizes), len(mine))[here, column]
-            lengths = sizes[here]
-            class_row[t, b] = (np.arange(counts[t]) + np.repeat(start - offsets_of(lengths)[:-1], lengths)).astype(np.int32)
-            class_of[t, b] = len(classes)
-        classes.append(ValueClass(tuple(mine), int(starts[-1]), root in holes))
-    return tuple(classes), class_of, class_row
+        starts, rows = _starts(step_type, sizes, mine)
+        for column, output in enumerate(mine):
+            here = step_type == output[0]
+            class_row[output] = _runs(starts[here, column], sizes[here])
+        classes.append(ValueClass(tuple(mine), rows, root in holes))
+    return tuple(classes), class_row
+
+
+def _starts(step_type: Ints, sizes: Ints, members: list[Output]) -> tuple[Ints, int]:
+    """The first class row of each step [steps, members] and the number of class rows; a step writes its members one by one."""
+    kinds = np.array([t for t, _ in members], dtype=np.int32)
+    written = (step_type[:, None] == kinds) * sizes[:, None]
+    starts = offsets_of(written.reshape(-1))
+    return starts[:-1].reshape(written.shape), int(starts[-1])
+
+
+def _runs(starts: Ints, lengths: Ints) -> Ints:
+    """Consecutive numbers from each start on, as many as its length; one range where each run continues the one before."""
+    ends = starts + lengths
+    if (starts[1:] == ends[:-1]).all():
+        return np.arange(starts[0], ends[-1], dtype=np.int32)
+    bounds = offsets_of(lengths)
+    return np.repeat(starts - bounds[:-1], lengths) + np.arange(bounds[-1], dtype=np.int32)
 
 
 def _reads(
     program: Program,
     groups: tuple[Group, ...],
-    rows: tuple[Ints, ...],
-    sources: Sources,
+    nodes: Sequence[Indices],
+    sources: list[_Source],
     classes: tuple[ValueClass, ...],
-    class_of: dict[tuple[int, int], int],
-    class_row: dict[tuple[int, int], Ints],
+    class_of: dict[Output, int],
+    class_row: dict[Output, Ints],
 ) -> tuple[Read, ...]:
-    group_of = {t: number for number, group in enumerate(groups) for t in group.types}
-    wide = max((kind.outputs for kind in program.types), default=1)
-    place = np.full((program.num_nodes, wide), -1, dtype=np.int32)
+    group_of = {t: group for group in groups for t in group.types}
+    wide = _widest(program)
+    place = np.full(program.num_nodes * wide, -1, dtype=np.int32)
     for (t, b), class_rows in class_row.items():
-        place[rows[t], b] = class_rows
+        place[nodes[t] if wide == 1 else nodes[t] * wide + b] = class_rows
     reads: list[Read] = []
-    for (t, p), (at, bounds) in sources.items():
-        port: Port = program.types[t].ports[p]
-        node, out = _outputs_read(program, at)
-        filled = node >= 0
-        if not filled.any():
-            reads.append(_empty_read(t, p, port, at, bounds))
-            continue
-        one = int(np.argmax(filled))
-        value_class = class_of[int(program.type[node[one]]), 0 if out is None else int(out[one])]
-        index = np.where(filled, place[node, 0 if out is None else out], np.int32(classes[value_class].rows))
-        types_read = np.flatnonzero(np.bincount(program.type[node[filled]]))
-        group = groups[group_of[t]]
-        recurrent = group.cyclic and any(group_of[int(source)] == group_of[t] for source in types_read)
-        mine = group.step_type == t
-        cuts = np.concatenate((group.step_lo[mine], group.step_hi[mine][-1:])) if recurrent else np.array([0, len(rows[t])])
-        element = bounds[cuts] if bounds is not None else cuts * len(port.positions)
+    for source in sources:
+        t, port = source.type, source.port
         width = len(port.positions) if port.kind == "slots" else 1
-        slices = _slices(index, element, classes[value_class].rows)
-        reads.append(Read(t, p, port.kind, width, value_class, recurrent, at, index, bounds, cuts.astype(np.int32), slices))
+        if not source.outputs:
+            reads.append(_empty_read(source, width, len(nodes[t])))
+            continue
+        value_class = class_of[source.outputs[0]]
+        end = classes[value_class].rows
+        index = place.take(source.node if source.out is None else source.node * wide + source.out)
+        if source.filled is not None:
+            index[~source.filled] = end
+        group = group_of[t]
+        recurrent = group.cyclic and any(producer in group.types for producer, _ in source.outputs)
+        mine = group.step_type == t
+        cuts = np.concatenate((group.step_lo[mine], group.step_hi[mine][-1:])) if recurrent else np.array([0, len(nodes[t])])
+        slices = _slices(index, source.bounds[cuts] if source.bounds is not None else cuts * width, end)
+        cuts = cuts.astype(np.int32)
+        reads.append(
+            Read(t, source.number, port.kind, width, value_class, recurrent, source.at, index, source.bounds, cuts, slices)
+        )
     return tuple(reads)
 
 
-def _empty_read(t: int, p: int, port: Port, at: Ints, bounds: Ints | None) -> Read:
+def _empty_read(source: _Source, width: int, rows: int) -> Read:
     """A port that finds nothing at all in this batch reads zeros; it belongs to no class."""
-    width = len(port.positions) if port.kind == "slots" else 1
-    rows = len(bounds) - 1 if bounds is not None else len(at) // max(width, 1)
-    cuts = np.array([0, rows], dtype=np.int32)
-    return Read(
-        t, p, port.kind, width, -1, False, at, np.zeros(len(at), np.int32), bounds, cuts, np.full(1, NOT_A_SLICE, np.int32)
-    )
+    cuts, slices = np.array([0, rows], dtype=np.int32), np.full(1, NOT_A_SLICE, np.int32)
+    index = np.zeros(len(source.at), np.int32)
+    return Read(source.type, source.number, source.port.kind, width, -1, False, source.at, index, source.bounds, cuts, slices)
 
 
 def _slices(index: Ints, cuts: Ints, stop: int) -> Ints:
     """For each piece `index[cuts[i]:cuts[i+1]]` its first entry if it counts up by one (and never reaches `stop`)."""
-    found = np.full(len(cuts) - 1, NOT_A_SLICE, dtype=np.int32)
-    if not len(index):
-        return np.zeros(len(cuts) - 1, dtype=np.int32)
-    breaks = np.concatenate((np.zeros(1, np.int32), np.cumsum(np.diff(index) != 1, dtype=np.int32)))
     begin, end = cuts[:-1], cuts[1:]
-    full = end > begin
-    last = np.maximum(end - 1, 0)
-    straight = full & (breaks[last] == breaks[np.minimum(begin, len(index) - 1)]) & (index[last] < stop)
-    found[straight] = index[begin[straight]]
-    found[~full] = 0
+    found = np.zeros(len(begin), dtype=np.int32)
+    full = np.flatnonzero(end > begin)
+    first, last = begin[full], end[full] - 1
+    jumps = np.flatnonzero(np.diff(index) != 1)
+    straight = (np.searchsorted(jumps, first) == np.searchsorted(jumps, last)) & (index[last] < stop)
+    found[full] = np.where(straight, index[first], np.int32(NOT_A_SLICE))
     return found

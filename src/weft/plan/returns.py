@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.graph.program import Ints
 from weft.plan.levels import offsets as offsets_of
+from weft.plan.levels import stable_order
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 
 Returns = dict[tuple[int, int, int], Return]
@@ -31,20 +32,20 @@ def returns(plan: Plan) -> Returns:
 
 def _returns_of(plan: Plan, read: Read) -> list[Return]:
     rows = plan.classes[read.value_class].rows
-    gradient_rows = np.arange(len(read.index), dtype=np.int32)
-    if read.kind == "sum":
-        assert read.offsets is not None
-        gradient_rows = np.repeat(np.arange(len(read.offsets) - 1, dtype=np.int32), np.diff(read.offsets))
-    total = len(read.offsets) - 1 if read.kind == "sum" and read.offsets is not None else len(read.index)
-    counts = np.bincount(read.index, minlength=rows + 1)[:rows]
+    total, read_rows = len(read.index), read.index.astype(np.int64)
+    gradient_rows = np.arange(total, dtype=np.int32)
+    if read.offsets is not None and read.kind == "sum":
+        total = len(read.offsets) - 1
+        gradient_rows = np.repeat(np.arange(total, dtype=np.int32), np.diff(read.offsets))
+    counts = np.bincount(read_rows, minlength=rows + 1)[:rows].astype(np.int32)
     single: Ints | None = None
     if counts.max(initial=0) <= 1:
         single = np.full(rows + 1, total, dtype=np.int32)
-        single[read.index] = gradient_rows
-        index = single[:rows][counts > 0]
+        single[read_rows] = gradient_rows
+        index = single.take(np.flatnonzero(counts))
     else:
-        filled = read.index < rows
-        index = gradient_rows[filled][np.argsort(read.index[filled], kind="stable")]
+        filled = np.flatnonzero(read_rows < rows)
+        index = gradient_rows.take(filled.take(stable_order(read.index.take(filled), rows)))
     bounds = offsets_of(counts)
     found: list[Return] = []
     for number, group in enumerate(plan.groups):
@@ -90,9 +91,8 @@ def _slices(bounds: Ints, index: Ints, cuts: Ints, is_single: bool) -> tuple[Int
     nothing = begin == end
     slices = np.full(len(cuts) - 1, NOT_A_SLICE, dtype=np.int32)
     if is_single and len(index):
-        breaks = np.concatenate((np.zeros(1, np.int32), np.cumsum(np.diff(index) != 1, dtype=np.int32)))
-        full = (end - begin) == np.diff(cuts)
-        last = np.maximum(end - 1, 0)
-        straight = full & ~nothing & (breaks[last] == breaks[np.minimum(begin, len(index) - 1)])
+        jumps = np.flatnonzero(np.diff(index) != 1)
+        full = ~nothing & ((end - begin) == np.diff(cuts))
+        straight = full & (np.searchsorted(jumps, begin) == np.searchsorted(jumps, end - 1))
         slices[straight] = index[begin[straight]]
     return slices, nothing
