@@ -11,15 +11,13 @@ from weft import Typed, VertexFunction
 
 
 class TreeFCLeaf(VertexFunction):
-    """A leaf of `TreeFC`: its input row is its state."""
+    """A leaf of `TreeFC`: its input row is its state. It pushes nothing, for the caller has that row."""
 
     def __init__(self, d: int) -> None:
         super().__init__(state={"h": (d,)})
 
     def forward(self, v: Any) -> None:
-        x = v.pull()
-        v.scatter(h=x)
-        v.push(x)
+        v.scatter(h=v.pull())
 
 
 class TreeFCNode(VertexFunction):
@@ -39,6 +37,7 @@ class TreeFC(Typed):
     """h = tanh(W [h_left; h_right] + b) over binary trees whose leaves carry their state as input row.
 
     The benchmark of Looks et al., "Deep Learning with Dynamic Computation Graphs", ICLR 2017. Types: 0 "leaf", 1 "node".
+    Pushes `h` of the inner vertices; the rows of leaves are zero.
 
     >>> import torch, weft, weft.nn
     >>> g = weft.Graph([[], [], [0, 1]], types=["leaf", "leaf", "node"])
