@@ -78,7 +78,7 @@ def main(given: Sequence[str] | None = None) -> int:
     torch.set_num_threads(chosen.threads)
     console = Console(width=None if sys.stdout.isatty() else 140)
     try:
-        options = Options(data.folder(chosen.data), tuple(chosen.batch), chosen.quick)
+        options = Options(chosen.data, tuple(chosen.batch), chosen.quick)
         cases = [case for name in chosen.names or WORKLOADS for case in WORKLOADS[name](options)]
     except data.DataMissing as why:
         console.print(str(why))

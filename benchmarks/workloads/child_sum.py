@@ -164,9 +164,8 @@ def make_instance(model: ChildSumTreeLSTM, trees: Sequence[data.DependencyTree],
 
 
 def cases(options: Options) -> list[CaseSpec]:
-    assert options.data is not None
-    pairs = data.sick(options.data, "train")
-    vectors = data.glove(options.data)
+    pairs = data.sick(options.folder(), "train")
+    vectors = data.glove(options.folder())
     nothing = np.zeros(D_IN, dtype=np.float32)
 
     def build(batch: int, dtype: torch.dtype) -> list[Instance]:

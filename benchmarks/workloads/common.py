@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from benchmarks import data
 from benchmarks.harness import Instance, Mode, Variant, training
 
 HAND = "hand-batched"
@@ -49,9 +50,13 @@ class CaseSpec:
 class Options:
     """Which sizes of a workload to make. `batches` replaces the workload's own; `quick` keeps the small ones."""
 
-    data: Path | None = None
+    data: str | None = None
     batches: tuple[int, ...] = ()
     quick: bool = False
+
+    def folder(self) -> Path:
+        """Where the data lies, for workloads that need any."""
+        return data.folder(self.data)
 
     def choose(self, usual: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
         return self.batches or (quick if self.quick else usual)

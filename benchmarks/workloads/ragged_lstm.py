@@ -142,8 +142,7 @@ def make_instance(model: LSTM, xs: Sequence[Tensor]) -> Instance:
 
 
 def cases(options: Options) -> list[CaseSpec]:
-    assert options.data is not None
-    trees, _ = data.sst(options.data, "train", limit=1024)
+    trees, _ = data.sst(options.folder(), "train", limit=1024)
     lengths = [int((tree.words >= 0).sum()) for tree in trees]
 
     def build(batch: int, dtype: torch.dtype) -> list[Instance]:

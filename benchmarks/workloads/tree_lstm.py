@@ -183,8 +183,7 @@ def targets(batch: int) -> tuple[Target, ...]:
 
 def load(options: Options) -> tuple[list[data.BinaryTree], Tensor]:
     """The first trees of the training set, and a fixed random row for every word."""
-    assert options.data is not None
-    trees, words = data.sst(options.data, "train", limit=1024)
+    trees, words = data.sst(options.folder(), "train", limit=1024)
     return trees, torch.randn(words, D_IN, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.3
 
 
