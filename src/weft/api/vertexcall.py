@@ -129,19 +129,23 @@ class VertexCall:
         """The traced cell of a node type, and the structure of what it pushes."""
         name, function = self._function(vertex_type)
         spec = self._spec(childless)
-        shown = vertex_type if self.cache.reads_type.get(id(function), True) else 0
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        key = (id(function), shown, spec.feeds and _hashable(spec.feeds), _hashable(spec.edge), spec.state, spec.first_child, childless)
-        key = (*key, str(self.device), autocast, torch.get_default_dtype())
-        found = self.cache.cells.get(key)
+        seen = (id(function), _hashable(spec.feeds), _hashable(spec.edge), spec.state, spec.first_child, childless)
+        seen = (*seen, str(self.device), autocast, torch.get_default_dtype())
+
+        def key() -> Hashable:
+            return (*seen, vertex_type if self.cache.reads_type.get(id(function)) else 0)
+
+        found = self.cache.cells.get(key())
         if found is None or not found.trace.holds():
             told: dict[str, Any] = {}
             shown_name = f"{self.name}.{name}" if len(self.functions) > 1 else name
-            found = self.cache.cells[key] = CompiledCell(self._trace(shown_name, function, vertex_type, spec, told))
-            self.cache.trees[key] = told["tree"]
+            made = CompiledCell(self._trace(shown_name, function, vertex_type, spec, told))
             self.cache.reads_type[id(function)] = told["reads type"]
-        return found, self.cache.trees[key]
+            found = self.cache.cells[key()] = made
+            self.cache.trees[key()] = told["tree"]
+        return found, self.cache.trees[key()]
 
     def _trace(self, name: str, function: VertexFunction, vertex_type: int, spec: Spec, told: dict[str, Any]) -> Trace:
         """Trace a vertex function; what cannot be traced is batched the slower way, with one warning."""

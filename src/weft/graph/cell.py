@@ -160,7 +160,7 @@ def trace_plainly(
     def batched(inputs: dict[Hashable, Tensor], n: int) -> dict[Hashable, Tensor]:
         return _batched(body, spec, whole, inputs, n)
 
-    run, way = quietly(batched), "vmap"
+    run, way = quietly(batched), "by plain vmap"
     try:
         given = {n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}
         with torch.no_grad():
@@ -177,7 +177,7 @@ def trace_plainly(
         lambda: torch.autocast(kind, dtype=dtype, enabled=dtype is not None),
     )
     tape = plain.tape(specs, signature.outputs, lambda n: n[0] in PER_EDGE or n == ("seg",))
-    return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, f"{reason}; it runs by {way}")
+    return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, f"{reason}; it runs {way}")
 
 
 def _finished(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from weft.errors import TraceError
 
@@ -33,7 +33,27 @@ class CellMode(TorchFunctionMode):
             raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name})")
         args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs))
         lowered = LOWERINGS.get(name)
-        return func(*args, **kwargs) if lowered is None else lowered(func, *args, **kwargs)
+        if lowered is not None:
+            return lowered(func, *args, **kwargs)
+        return _in_full_precision(func, args, kwargs) if name in FULL_PRECISION else func(*args, **kwargs)
+
+
+def _in_full_precision(func: Any, args: Any, kwargs: Any) -> Any:
+    """Autocast runs these functions in float32; batching would take them apart before autocast sees them."""
+    kind = next((leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), "cpu")
+    if not torch.is_autocast_enabled(kind):
+        return func(*args, **kwargs)
+    low = torch.get_autocast_dtype(kind)
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.float() if tensor.dtype == low else tensor, (args, kwargs))
+    with torch.autocast(kind, enabled=False):
+        return func(*args, **kwargs)
+
+
+FULL_PRECISION = frozenset(
+    "binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy ctc_loss hinge_embedding_loss "
+    "huber_loss kl_div l1_loss margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss poisson_nll_loss "
+    "smooth_l1_loss soft_margin_loss triplet_margin_loss".split()
+)
 
 
 def _mutates(func: Any, name: str) -> bool:

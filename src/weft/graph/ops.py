@@ -103,7 +103,7 @@ OUT_CALLS = frozenset(
     overload
     for name in (
         "mm addmm bmm baddbmm mul add sub div neg sigmoid tanh exp log sqrt rsqrt abs sign cos sin erf maximum minimum "
-        "index_select cat stack square reciprocal expm1 log1p".split()
+        "index_select cat stack square reciprocal expm1 log1p addcmul".split()
     )
     for overload in (getattr(getattr(aten, name), o) for o in getattr(aten, name).overloads())
     if overload in FAST_CALLS
@@ -115,3 +115,14 @@ OUT_NAMES: dict[Callable[..., Any], tuple[str, str]] = {
     aten.tanh_backward.default: ("tanh_backward.grad_input", "grad_input"),
 }
 """Operations whose `out=` form has another name: the overload to call and its keyword."""
+
+POINTWISE = frozenset(
+    overload
+    for name in "add sub mul div addcmul sigmoid tanh exp neg".split()
+    for overload in (getattr(getattr(aten, name), o) for o in getattr(aten, name).overloads())
+    if overload in OUT_CALLS
+) | frozenset(OUT_NAMES)
+"""Operations whose result may overwrite one of their operands."""
+
+FRESH = POINTWISE | OUT_CALLS | {aten.mm.default, aten.bmm.default}
+"""Operations whose result is new, contiguous memory of its own."""

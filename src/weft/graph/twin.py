@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import TraceError
 from weft.graph import ops
-from weft.graph.tape import Rows, Tape, Value, prune
+from weft.graph.tape import Rows, Tape, Value, operands, prune
 
 FIRST, SECOND = {"n": 61, "e": 103}, {"n": 67, "e": 107}
 
@@ -83,6 +83,7 @@ def _merge(
             tape.values.append(value)
     prune(tape)
     _check_row_order(tape)
+    _check_rows_apart(tape)
     return tape
 
 
@@ -138,6 +139,21 @@ def _check_row_order(tape: Tape) -> None:
         source = value.args[0]
         if _before(source) != _before(value):
             raise TraceError(f"{value.target} regroups rows with other dimensions")
+
+
+def _check_rows_apart(tape: Tape) -> None:
+    """Rows must not influence each other: what is summed over rows may become a gradient, but never a row again."""
+    summed: set[int] = set()
+    from_rows = {id(value) for value in tape.inputs.values() if value.rows is not None}
+    for value in tape.values:
+        read = list(operands(value))
+        if not any(id(operand) in from_rows for operand in read):
+            continue
+        from_rows.add(id(value))
+        if any(id(operand) in summed for operand in read) and value.rows is not None:
+            raise TraceError(f"{value.target} mixes different rows")
+        if value.shape is not None and value.rows is None or any(id(operand) in summed for operand in read):
+            summed.add(id(value))
 
 
 def _before(value: Value) -> int:

@@ -106,6 +106,7 @@ class Execution:
             frozenset(name for name in cell.trace.tape.inputs if self._wants_gradient(t, name)),
             self.call.recompute,
             self.call.backend,
+            self.call.device.type,
         )
         return cell.code(role)
 

@@ -23,6 +23,7 @@ class Role:
     gradients: frozenset[Hashable]
     recompute: bool = False
     backend: str = "eager"
+    device: str = "cpu"
 
 
 class CellCode:
@@ -39,7 +40,16 @@ class CellCode:
         """Pieces for the case that only these outputs have a gradient: what depends on the others alone is left out."""
         if given not in self._by_cotangents:
             role = self.role
-            cut = split(self.tape, role.recurrent_in, role.recurrent_out, role.outputs, role.gradients, given, role.recompute)
+            cut = split(
+                self.tape,
+                role.recurrent_in,
+                role.recurrent_out,
+                role.outputs,
+                role.gradients,
+                given,
+                role.recompute,
+                fuse_matrix_products=role.device != "cpu",
+            )
             self._by_cotangents[given] = cut, {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives}
             for value, name in ((v, n) for n, v in cut.tape.inputs.items()):
                 self.input_name[value.name] = name

@@ -7,6 +7,7 @@ copy. Generated source is kept on the function as `source`, for reading and for 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from weft.graph import ops
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Rows, Value, operands
 from weft.run.split import Piece
-from weft.run.views import is_free
+from weft.run.views import bases, is_free
 
 aten = torch.ops.aten
 
@@ -36,6 +37,22 @@ class Code:
 def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True) -> Code:
     """Compile a piece; `stores` are the given values to write into destinations, the rest is returned."""
     return _Emitter(piece, tuple(stores), use_out).code()
+
+
+def _uses(piece: Piece) -> Counter[int]:
+    """How often each value is read in a piece, views that it makes included."""
+    uses: Counter[int] = Counter()
+    pending, seen = [*piece.values, *piece.gives], set[int]()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        for operand in operands(value):
+            uses[id(operand)] += 1
+            if is_free(operand):
+                pending.append(operand)
+    return uses
 
 
 def _plain_slice(value: Value) -> bool:
@@ -62,6 +79,8 @@ class _Emitter:
         self.destination: dict[int, str] = {}
         self.joins: dict[int, str] = {}
         self.copies: dict[int, list[tuple[Value, str]]] = {}
+        self.kept = {id(base) for value in piece.gives for base in bases(value)}
+        self.uses = _uses(piece)
 
     def name(self, value: Value) -> str:
         if id(value) not in self.names:
@@ -159,11 +178,29 @@ class _Emitter:
         place = self.destination.get(id(value)) if not is_free(value) else None
         call = self._call(value)
         if place is None:
-            self.lines.append(f"{self.name(value)} = {call}")
+            spent = self._spent_operand(value)
+            if spent is not None:
+                into = self._call_into(value, self.name(spent))
+                assert into is not None
+                self.lines.append(into)
+                self.names[id(value)] = self.name(spent)
+            else:
+                self.lines.append(f"{self.name(value)} = {call}")
             return
         into = self._call_into(value, place)
         self.lines.append(into or f"{place}.copy_({call})")
         self.lines.append(f"{self.name(value)} = {place}")
+
+    def _spent_operand(self, value: Value) -> Value | None:
+        """An operand that is read here for the last time and can take the result: no fresh memory, and it is in the cache."""
+        if not self.use_out or value.target not in ops.POINTWISE:
+            return None
+        for operand in operands(value):
+            fresh = id(operand) in self.inside and operand.target in ops.FRESH and id(operand) not in self.destination
+            same = operand.shape == value.shape and operand.dtype == value.dtype
+            if fresh and same and self.uses[id(operand)] == 1 and id(operand) not in self.kept:
+                return operand
+        return None
 
     def _arguments(self, value: Value) -> str:
         parts = [self._render(arg) for arg in value.args]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from weft.errors import TraceError
 from weft.graph import ops
 from weft.graph.tape import Tape, Value, operands
-from weft.run.fuse import fuse_products
+from weft.run.fuse import fuse_sums
 from weft.run.recompute import copy_tape, recompute_in_backward
 from weft.run.views import bases, is_free
 
@@ -58,6 +58,7 @@ def split(
     gradients: Iterable[Hashable],
     cotangents: Iterable[Hashable],
     recompute: bool = False,
+    fuse_matrix_products: bool = False,
 ) -> Split:
     """Cut `tape`. `gradients` are the input names whose gradient is wanted (none: inference)."""
     tape = copy_tape(tape)
@@ -92,7 +93,7 @@ def split(
     if recompute:
         recompute_in_backward(tape, home, from_ct)
     _keep_parts_with_their_operation(tape, home)
-    fuse_products(tape, home)
+    fuse_sums(tape, home, fuse_matrix_products)
     return _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out, from_recurrent_ct)
 
 
