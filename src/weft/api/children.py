@@ -67,10 +67,10 @@ class Children:
     def mean(self, key: str | None = None) -> Tensor:
         return self.sum(key) / self.count.clamp_min(1)
 
-    def max(self, key: str | None = None) -> Tensor:
+    def max(self, key: str | None = None) -> Any:
         return self._of(key).max()
 
-    def min(self, key: str | None = None) -> Tensor:
+    def min(self, key: str | None = None) -> Any:
         return self._of(key).min()
 
     def _of(self, key: str | None) -> Mapped:

@@ -36,7 +36,9 @@ def one_device(name: str, model: nn.Module, tensors: Iterable[Tensor], wanted: t
         if device is None:
             device, source = tensor.device, where
         elif tensor.device != device:
-            raise ShapeError(f"{name}: all tensors of a call live on one device, but {source} are on {device} and {where} on {tensor.device}")
+            raise ShapeError(
+                f"{name}: all tensors of a call live on one device, but {source} are on {device} and {where} on {tensor.device}"
+            )
     return device or torch.get_default_device()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.api.children import Children, check_key
 from weft.errors import MissingKey, ShapeError, StructureError, TypeMismatch
 from weft.graph.rows import Rows, Spec
+from weft.graph.tape import Name
 
 
 class SlotState(Mapping[str, Tensor]):
@@ -116,14 +117,14 @@ class Vertex:
             raise StructureError("a vertex pushed twice; each vertex pushes at most once")
         self._did_push, self._pushed = True, result
 
-    def results(self) -> tuple[dict[Hashable, Tensor], Any]:
+    def results(self) -> tuple[dict[Name, Tensor], Any]:
         """Named outputs for the engine, and the structure of what was pushed (None: nothing)."""
         missing = [key for key in self._keys if key not in self._scattered]
         if missing:
             raise StructureError(
                 f"state key {', '.join(map(repr, missing))} was not scattered; each vertex scatters every key exactly once"
             )
-        outputs: dict[Hashable, Tensor] = {(0, key): value for key, value in self._scattered.items()}
+        outputs: dict[Name, Tensor] = {(0, key): value for key, value in self._scattered.items()}
         if not self._did_push:
             return outputs, None
         leaves, tree = torch.utils._pytree.tree_flatten(self._pushed)

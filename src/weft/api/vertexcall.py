@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from weft.graph.cell import Trace, discover, ports_of, trace, trace_plainly
 from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.rows import Rows, Spec, TensorSpec
+from weft.graph.tape import Name
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
 from weft.run.batched import Call, CompiledCell, run_batched
@@ -33,13 +34,13 @@ class ModelCache:
     """What a vertex function keeps between calls: traces by signature, plans by structure."""
 
     def __init__(self) -> None:
-        self.cells: dict[Hashable, CompiledCell] = {}
+        self.cells: dict[Name, CompiledCell] = {}
         self.plans = PlanCache()
         self.surroundings: dict[int, Surroundings] = {}
-        self.trees: dict[Hashable, Any] = {}
+        self.trees: dict[Name, Any] = {}
         self.reads_type: dict[int, bool] = {}
         self.warned: set[str] = set()
-        self.foreseen: dict[Hashable, TensorSpec] = {}
+        self.foreseen: dict[Name, TensorSpec] = {}
         """Inputs that code with value-dependent paths asked for late."""
 
     @staticmethod
@@ -72,7 +73,9 @@ class VertexCall:
         n = graph.num_vertices
         self.x_leaves = check.rows(x, n, f"{self.name}: x", "vertices")
         self.edge_leaves = check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
-        self.device = check.one_device(self.name, model, [*self.x_leaves, *self.edge_leaves, *(init or {}).values()], graph.device)
+        self.device = check.one_device(
+            self.name, model, [*self.x_leaves, *self.edge_leaves, *(init or {}).values()], graph.device
+        )
         self.float_dtype = first_float(model) or check.first_float(self.x_leaves) or torch.get_default_dtype()
         self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
         check.rounds(self.name, rounds, init)
@@ -91,7 +94,9 @@ class VertexCall:
         if graph.type_names is not None:
             unknown = [name for name in graph.type_names if name not in names]
             if unknown:
-                raise StructureError(f"{self.name}: unknown vertex type {unknown[0]!r}; the types are {', '.join(map(repr, names))}")
+                raise StructureError(
+                    f"{self.name}: unknown vertex type {unknown[0]!r}; the types are {', '.join(map(repr, names))}"
+                )
             return np.array([names.index(name) for name in graph.type_names], dtype=np.int32)[ids]
         if len(ids) and int(ids.max()) >= count:
             raise StructureError(f"{self.name}: vertex type {int(ids.max())} is out of range; there are {count} types")
@@ -105,17 +110,17 @@ class VertexCall:
     def _spec(self, childless: bool) -> Spec:
         feeds = [("x", tree_map_only(Tensor, _row_spec, self.x))] if self.x is not None else []
         if self.init is not None:
-            feeds.append(("init", {key: spec for key, spec in self.state}))
+            feeds.append(("init", dict(self.state)))
         edge = None if self.edges is None else tree_map_only(Tensor, _row_spec, self.edges)
         own = int(self.rounds is not None)
         return Spec(tuple(feeds), edge, self.state, own, childless, self.float_dtype, str(self.device))
 
     def body(self, vertex_type: int, spec: Spec, told: dict[str, Any] | None = None) -> Any:
         """The engine's view of a vertex function: from rows to named outputs."""
-        name, function = self._function(vertex_type)
-        forward = type(function).forward._one_vertex if hasattr(type(function).forward, "_one_vertex") else type(function).forward
+        _, function = self._function(vertex_type)
+        forward = getattr(type(function).forward, "_one_vertex", type(function).forward)
 
-        def run(rows: Rows) -> dict[Hashable, Tensor]:
+        def run(rows: Rows) -> dict[Name, Tensor]:
             vertex = Vertex(rows, spec, vertex_type, self.rounds is not None)
             forward(function, vertex)
             outputs, tree = vertex.results()
@@ -132,10 +137,10 @@ class VertexCall:
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         seen = (id(function), _hashable(spec.feeds), _hashable(spec.edge), spec.state, spec.first_child, childless)
-        seen = (*seen, str(self.device), autocast, torch.get_default_dtype())
+        where = (str(self.device), autocast, torch.get_default_dtype())
 
-        def key() -> Hashable:
-            return (*seen, vertex_type if self.cache.reads_type.get(id(function)) else 0)
+        def key() -> Name:
+            return (*seen, *where, vertex_type if self.cache.reads_type.get(id(function)) else 0)
 
         found = self.cache.cells.get(key())
         if found is None or not found.trace.holds():
@@ -170,7 +175,7 @@ class VertexCall:
         key = ("first state", spec.state, str(self.device))
         if key not in self.cache.cells:
 
-            def body(rows: Rows) -> dict[Hashable, Tensor]:
+            def body(rows: Rows) -> dict[Name, Tensor]:
                 return {(0, key): value.clone() for key, value in rows.feed("init").items()}
 
             self.cache.cells[key] = CompiledCell(trace("first state", body, spec, Surroundings()))
@@ -219,7 +224,7 @@ class VertexCall:
         first = pushing[0]
 
         def shapes(number: int) -> list[Any]:
-            return [spec for name, spec in cells[number].trace.outputs.items() if name[0] == "push"]  # type: ignore[index]
+            return [spec for name, spec in cells[number].trace.outputs.items() if name[0] == "push"]
 
         for number in pushing[1:]:
             if trees[number] != trees[first] or shapes(number) != shapes(first):
@@ -277,7 +282,7 @@ class VertexCall:
     def _backend(self) -> str:
         return "eager" if self.options.backend == "auto" else self.options.backend
 
-    def _wanted(self, tree: Any) -> list[Hashable]:
+    def _wanted(self, tree: Any) -> list[Name]:
         if tree is None:
             return [(0, key) for key, _ in self.state]
         return [("push", i) for i in range(tree.num_leaves)]
@@ -339,12 +344,10 @@ def _row_spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape[1:]), tensor.dtype)
 
 
-def _hashable(nest: Any) -> Hashable:
+def _hashable(nest: Any) -> Name:
     leaves, tree = tree_flatten(nest)
     return tuple(leaves), str(tree)
 
 
 def _shown(specs: list[TensorSpec]) -> str:
     return ", ".join(f"{list(spec.shape)} {spec.dtype}" for spec in specs)
-
-

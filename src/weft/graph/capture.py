@@ -1,8 +1,8 @@
 """What a cell's code reaches besides its arguments: tensors are looked up at every call, plain settings are guarded.
 
 A trace holds for as long as nothing that the code reads has changed. Tensors (parameters, buffers, attributes, closure and
-global variables) become inputs of the trace and are fetched anew at each call. Numbers, flags and strings are compared; where one
-differs, the cell is traced again.
+global variables) become inputs of the trace and are fetched anew at each call. Numbers, flags and strings are compared; where
+one differs, the cell is traced again.
 """
 
 from __future__ import annotations

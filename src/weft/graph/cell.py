@@ -11,7 +11,7 @@ become one `Tape` with inputs and outputs by name:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,10 @@ from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
 from weft.graph.simplify import simplify
 from weft.graph.slots import join_slots
-from weft.graph.tape import Tape
+from weft.graph.tape import Name, Tape
 from weft.graph.twin import Sizes, twin_trace
 
-Body = Callable[[Any], Mapping[Hashable, Tensor]]
+Body = Callable[[Any], Mapping[Name, Tensor]]
 """A cell's code: from what it can ask for (`weft.graph.rows.Rows`) to its named outputs."""
 
 PER_EDGE = ("edge", "edge_feed", "edge_number")
@@ -40,12 +40,12 @@ PER_EDGE = ("edge", "edge_feed", "edge_number")
 class Signature:
     """What the code asks for and gives, found by running it once on single fake tensors."""
 
-    asked: dict[Hashable, TensorSpec]
+    asked: dict[Name, TensorSpec]
     captures: tuple[Tensor, ...]
-    outputs: dict[Hashable, TensorSpec]
+    outputs: dict[Name, TensorSpec]
 
 
-def ports_of(asked: Mapping[Hashable, TensorSpec], first_child: int) -> tuple[Port, ...]:
+def ports_of(asked: Mapping[Name, TensorSpec], first_child: int) -> tuple[Port, ...]:
     """How a cell that asks for these inputs reads its arguments."""
     kinds: dict[str, set[int]] = {}
     for name in asked:
@@ -71,7 +71,7 @@ class Trace:
     name: str
     tape: Tape
     ports: tuple[Port, ...]
-    outputs: dict[Hashable, TensorSpec]
+    outputs: dict[Name, TensorSpec]
     places: tuple[Place, ...]
     tensor_kinds: tuple[tuple[Any, ...], ...]
     settings: list[Place]
@@ -98,13 +98,13 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
 
 def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
     """Run the code once on single tensors: fake ones, or zeros where its path depends on values."""
-    asked: dict[Hashable, TensorSpec] = {}
-    inputs: dict[Hashable, Tensor] = {}
+    asked: dict[Name, TensorSpec] = {}
+    inputs: dict[Name, Tensor] = {}
     captures: list[Tensor] = []
     stand_ins: dict[int, Tensor] = {}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def ask(name: Hashable, wanted: TensorSpec) -> Tensor:
+    def ask(name: Name, wanted: TensorSpec) -> Tensor:
         if name not in inputs:
             asked[name] = wanted
             inputs[name] = torch.zeros(wanted.shape, dtype=wanted.dtype, device=spec.device)
@@ -145,7 +145,7 @@ def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trac
 
 
 def trace_plainly(
-    name: str, body: Body, spec: Spec, surroundings: Surroundings, reason: str, foreseen: Mapping[Hashable, TensorSpec]
+    name: str, body: Body, spec: Spec, surroundings: Surroundings, reason: str, foreseen: Mapping[Name, TensorSpec]
 ) -> Trace:
     """The slower way for a cell that cannot be traced: batched by vmap as it is, else row by row."""
     signature = discover(body, spec, fake=False)
@@ -157,7 +157,7 @@ def trace_plainly(
     specs = {**asked, ("seg",): TensorSpec((), torch.int64)}
     whole = Signature(asked, (), signature.outputs)
 
-    def batched(inputs: dict[Hashable, Tensor], n: int) -> dict[Hashable, Tensor]:
+    def batched(inputs: dict[Name, Tensor], n: int) -> dict[Name, Tensor]:
         return _batched(body, spec, whole, inputs, n)
 
     run, way = quietly(batched), "by plain vmap"
@@ -167,7 +167,7 @@ def trace_plainly(
             run(given, 2)
     except Exception:
         run, way = row_by_row(body, spec), "row by row"
-    diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")  # type: ignore[index]
+    diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")
     plain = Plain(
         run,
         names,
@@ -184,8 +184,8 @@ def _finished(
     name: str,
     tape: Tape,
     spec: Spec,
-    asked: Mapping[Hashable, TensorSpec],
-    outputs: dict[Hashable, TensorSpec],
+    asked: Mapping[Name, TensorSpec],
+    outputs: dict[Name, TensorSpec],
     places: tuple[Place, ...],
     surroundings: Surroundings,
     fallback: str | None,
@@ -201,8 +201,8 @@ def _place(surroundings: Surroundings, tensor: Tensor) -> Place:
     place = surroundings.place_of(tensor)
     if place is None:
         raise TraceError(
-            f"it uses a tensor of shape {list(tensor.shape)} that is no parameter, buffer, attribute, closure or global variable; "
-            "register it with register_buffer"
+            f"it uses a tensor of shape {list(tensor.shape)} that is no parameter, buffer, attribute, closure or global "
+            "variable; register it with register_buffer"
         )
     return place
 
@@ -223,23 +223,25 @@ def differentiable(spec: TensorSpec) -> bool:
 def _tape(body: Body, spec: Spec, signature: Signature) -> Tape:
     asked = {name: wanted for name, wanted in signature.asked.items() if name != ("edge_number",)}
     has_edges = ("edge_number",) in signature.asked
-    names: list[Hashable] = [("capture", i) for i in range(len(signature.captures))] + list(asked)
+    names: list[Name] = [("capture", i) for i in range(len(signature.captures))] + list(asked)
     seg = ("seg",)
     if has_edges:
         names.append(seg)
     cotangents = [name for name, out in signature.outputs.items() if differentiable(out)]
     diff = [("capture", i) for i, t in enumerate(signature.captures) if t.requires_grad]
-    diff += [name for name, wanted in asked.items() if differentiable(wanted) and name[0] != "count"]  # type: ignore[index]
+    diff += [name for name, wanted in asked.items() if differentiable(wanted) and name[0] != "count"]
 
     def example(sizes: Sizes) -> list[Tensor]:
         made = [t.detach() for t in signature.captures]
         for name, wanted in asked.items():
-            rows = sizes["e" if name[0] in PER_EDGE else "n"]  # type: ignore[index]
+            rows = sizes["e" if name[0] in PER_EDGE else "n"]
             made.append(torch.zeros((rows, *wanted.shape), dtype=wanted.dtype, device=spec.device))
         if has_edges:
             made.append(torch.zeros(sizes["e"], dtype=torch.int64, device=spec.device))
         for out in cotangents:
-            made.append(torch.zeros((sizes["n"], *signature.outputs[out].shape), dtype=signature.outputs[out].dtype, device=spec.device))
+            made.append(
+                torch.zeros((sizes["n"], *signature.outputs[out].shape), dtype=signature.outputs[out].dtype, device=spec.device)
+            )
         return made
 
     def joint(sizes: Sizes, *tensors: Tensor) -> list[Tensor]:
@@ -255,10 +257,11 @@ def _tape(body: Body, spec: Spec, signature: Signature) -> Tape:
         if not cotangents or not diff:
             main, rest = forward(*(given[name] for name in diff))
             return [*main, *rest]
-        main, pull, rest = torch.func.vjp(forward, *(given[name] for name in diff), has_aux=True)
+        vjp: Any = torch.func.vjp
+        main, pull, rest = vjp(forward, *(given[name] for name in diff), has_aux=True)
         return [*main, *rest, *pull(tuple(ct))]
 
-    outputs: list[Hashable] = [("out", name) for name in cotangents]
+    outputs: list[Name] = [("out", name) for name in cotangents]
     outputs += [("out", name) for name in signature.outputs if name not in cotangents]
     if cotangents and diff:
         outputs += [("grad", name) for name in diff]
@@ -267,13 +270,13 @@ def _tape(body: Body, spec: Spec, signature: Signature) -> Tape:
     return tape
 
 
-def _batched(body: Body, spec: Spec, signature: Signature, inputs: dict[Hashable, Tensor], rows: int) -> dict[Hashable, Tensor]:
+def _batched(body: Body, spec: Spec, signature: Signature, inputs: dict[Name, Tensor], rows: int) -> dict[Name, Tensor]:
     """The code for all vertices at once: vmap over the vertices' inputs, with stand-ins for the outside tensors."""
     stand_ins = {id(t): inputs[("capture", i)] for i, t in enumerate(signature.captures)}
-    per_vertex = {name: inputs[name] for name in signature.asked if name[0] not in PER_EDGE}  # type: ignore[index]
-    per_edge = {name: inputs[name] for name in inputs if name[0] in ("edge", "edge_feed")}  # type: ignore[index]
+    per_vertex = {name: inputs[name] for name in signature.asked if name[0] not in PER_EDGE}
+    per_edge = {name: inputs[name] for name in inputs if name[0] in ("edge", "edge_feed")}
 
-    def one(number: Tensor, mine: dict[Hashable, Tensor]) -> dict[Hashable, Tensor]:
+    def one(number: Tensor, mine: dict[Name, Tensor]) -> dict[Name, Tensor]:
         level = torch._C._functorch.maybe_get_level(number)
         answers = ManyRows(spec, lambda name, _: mine[name], per_edge, inputs.get(("seg",)), rows, level)
         return {name: torch.as_tensor(value) for name, value in body(answers).items()}

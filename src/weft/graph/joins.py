@@ -1,7 +1,7 @@
 """Gradients of cut tensors: a sum of padded parts is one `cat`.
 
-The derivative of a slice writes the gradient into zeros of the full size; with several slices these are added up. Where the slices
-tile the tensor, the sum is their concatenation: no zeros, no additions.
+The derivative of a slice writes the gradient into zeros of the full size; with several slices these are added up. Where the
+slices tile the tensor, the sum is their concatenation: no zeros, no additions.
 """
 
 from __future__ import annotations

@@ -57,10 +57,16 @@ FULL_PRECISION = frozenset(
 
 
 def _mutates(func: Any, name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__")
+    return (name.endswith("_") and not name.endswith("__")) or name in (
+        "__setitem__",
+        "__iadd__",
+        "__imul__",
+        "__isub__",
+        "__itruediv__",
+    )
 
 
-def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """Under autocast the bias is cast with the weight, as the eager kernel does, before batching pulls them apart."""
     kind = input.device.type
     if torch.is_autocast_enabled(kind) and input.is_floating_point():
@@ -81,7 +87,9 @@ def _lstm_cell(func: Any, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_
     return o.sigmoid() * cell.tanh(), cell
 
 
-def _gru_cell(func: Any, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
+def _gru_cell(
+    func: Any, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+) -> Tensor:
     r_i, z_i, n_i = _linear_of(input, w_ih, b_ih).chunk(3, -1)
     r_h, z_h, n_h = _linear_of(hidden, w_hh, b_hh).chunk(3, -1)
     r, z = (r_i + r_h).sigmoid(), (z_i + z_h).sigmoid()

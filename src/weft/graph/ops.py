@@ -60,7 +60,7 @@ RANDOM_NAMES = frozenset(
 
 # Backward operations that return row gradients together with parameter gradients, and where their `output_mask` is:
 # the row gradient is computed level by level, the others once over all rows.
-MASKED_BACKWARDS = {
+MASKED_BACKWARDS: dict[Callable[..., Any], int] = {
     aten.native_layer_norm_backward.default: 7,
     aten.native_group_norm_backward.default: 9,
     aten.convolution_backward.default: 10,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_map
 
 from weft.errors import TraceError
 from weft.graph.rows import ChildFunction, Spec, TensorSpec, _Asking
-from weft.graph.tape import Rows, Tape, Value
+from weft.graph.tape import Name, Rows, Tape, Value
 
 Records = dict[Any, Any]
-Run = Callable[[dict[Hashable, Tensor], int], dict[Hashable, Tensor]]
+Run = Callable[[dict[Name, Tensor], int], dict[Name, Tensor]]
 
 
 @dataclass(eq=False)
@@ -35,15 +35,15 @@ class Plain:
     """The three operations of one untraceable cell."""
 
     run: Run
-    names: tuple[Hashable, ...]
-    outputs: tuple[Hashable, ...]
-    diff: tuple[Hashable, ...]
+    names: tuple[Name, ...]
+    outputs: tuple[Name, ...]
+    diff: tuple[Name, ...]
     captures: Callable[[], list[Tensor]]
     around: Callable[[], AbstractContextManager[Any]]
 
-    def tape(self, specs: Mapping[Hashable, TensorSpec], results: Mapping[Hashable, TensorSpec], per_edge: Any) -> Tape:
+    def tape(self, specs: Mapping[Name, TensorSpec], results: Mapping[Name, TensorSpec], per_edge: Any) -> Tape:
         n = Rows("n")
-        inputs: dict[Hashable, Value] = {}
+        inputs: dict[Name, Value] = {}
         for i, tensor in enumerate(self.captures()):
             inputs["capture", i] = Value(f"capture{i}", None, shape=tuple(tensor.shape), dtype=tensor.dtype)
         for i, name in enumerate(self.names):
@@ -52,7 +52,7 @@ class Plain:
         given = [inputs[name] for name in self.names]
         forward = Value("forward", Operation(self.forward), (given,))
         token = Value("token", operator.getitem, (forward, len(self.outputs)), {}, (n,), torch.int64)
-        values, outputs = [forward, token], dict[Hashable, Value | None]()
+        values, outputs = [forward, token], dict[Name, Value | None]()
         cotangents: list[Value] = []
         for i, name in enumerate(self.outputs):
             spec = results[name]
@@ -102,12 +102,11 @@ class Plain:
         captures = [tensor for tensor in self.captures() if tensor.requires_grad]
         floats = [out for out in outputs if out.is_floating_point() or out.is_complex()]
         pairs = [(out, ct) for out, ct in zip(floats, cotangents, strict=True) if out.requires_grad]
+        grads: tuple[Tensor | None, ...] = (None,) * (len(leaves) + len(captures))
         if pairs:
             grads = torch.autograd.grad(
                 [out for out, _ in pairs], [*leaves, *captures], [ct for _, ct in pairs], retain_graph=True, allow_unused=True
             )
-        else:
-            grads = (None,) * (len(leaves) + len(captures))
         records["params", number] = grads[len(leaves) :]
         return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=False)]
 
@@ -151,7 +150,7 @@ def _chunks(token: Tensor, tensors: list[Tensor]) -> list[tuple[int, list[Tensor
 class Unforeseen(TraceError):
     """A cell whose path depends on values asked for an input that it had not asked for before."""
 
-    def __init__(self, name: Hashable, spec: TensorSpec) -> None:
+    def __init__(self, name: Name, spec: TensorSpec) -> None:
         super().__init__(f"an input was asked for that was not foreseen ({name})")
         self.name, self.spec = name, spec
 
@@ -159,7 +158,7 @@ class Unforeseen(TraceError):
 def row_by_row(body: Any, spec: Spec) -> Run:
     """Run a cell one row at a time: always right, never fast."""
 
-    def run(inputs: dict[Hashable, Tensor], n: int) -> dict[Hashable, Tensor]:
+    def run(inputs: dict[Name, Tensor], n: int) -> dict[Name, Tensor]:
         seg = inputs.get(("seg",))
         results = []
         for row in range(n):
@@ -173,8 +172,8 @@ def row_by_row(body: Any, spec: Spec) -> Run:
 class _RowOf(_Asking):
     """Answers with one row of batched inputs."""
 
-    def __init__(self, spec: Spec, inputs: dict[Hashable, Tensor], row: int, edges: list[int]) -> None:
-        def ask(name: Hashable, wanted: TensorSpec) -> Tensor:
+    def __init__(self, spec: Spec, inputs: dict[Name, Tensor], row: int, edges: list[int]) -> None:
+        def ask(name: Name, wanted: TensorSpec) -> Tensor:
             if name not in inputs:
                 raise Unforeseen(name, wanted)
             return inputs[name][row]
@@ -206,7 +205,7 @@ class _RowOf(_Asking):
 def quietly(run: Run) -> Run:
     """vmap warns about operations that it unrolls; the cell has said so already."""
 
-    def quiet(inputs: dict[Hashable, Tensor], n: int) -> dict[Hashable, Tensor]:
+    def quiet(inputs: dict[Name, Tensor], n: int) -> dict[Name, Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return run(inputs, n)

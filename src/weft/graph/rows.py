@@ -7,7 +7,7 @@ used per edge is repeated by an index. The third, with real tensors one vertex a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from weft.graph.lowering import CellMode
+from weft.graph.tape import Name
 
 _functorch = torch._C._functorch
 
@@ -45,7 +46,7 @@ class Rows(Protocol):
 ChildFunction = Callable[..., Any]
 """From a child's state, its edge row, and its rows of further per-edge tensors, to a nest of tensors."""
 
-Ask = Callable[[Hashable, TensorSpec], Tensor]
+Ask = Callable[[Name, TensorSpec], Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class _Asking:
         self.spec, self.ask = spec, ask
         self.state = dict(spec.state)
 
-    def _nest(self, nest: Any, *name: Hashable) -> Any:
+    def _nest(self, nest: Any, *name: Any) -> Any:
         if nest is None:
             return None
         leaves, tree = torch.utils._pytree.tree_flatten(nest)
@@ -85,7 +86,11 @@ class _Asking:
 
     def slot(self, position: int, key: str) -> Tensor:
         spec = self.state[key]
-        return self._zeros(spec) if self.spec.childless and position >= self.spec.first_child else self.ask(("slot", position, key), spec)
+        return (
+            self._zeros(spec)
+            if self.spec.childless and position >= self.spec.first_child
+            else self.ask(("slot", position, key), spec)
+        )
 
     def slot_filled(self, position: int) -> Tensor:
         if self.spec.childless:
@@ -157,7 +162,7 @@ def edge_row(edge: Any) -> Any:
 class ManyRows(_Asking):
     """Under vmap: `ask` gives the vertex's row; edge inputs are whole tensors, and vmapped here."""
 
-    def __init__(self, spec: Spec, ask: Ask, edges: Mapping[Hashable, Tensor], seg: Tensor | None, rows: int, level: int) -> None:
+    def __init__(self, spec: Spec, ask: Ask, edges: Mapping[Name, Tensor], seg: Tensor | None, rows: int, level: int) -> None:
         super().__init__(spec, ask)
         self.edges, self.seg, self.rows, self.level = edges, seg, rows, level
 
@@ -167,7 +172,7 @@ class ManyRows(_Asking):
         leaves, tree = torch.utils._pytree.tree_flatten(self.spec.edge)
         count = 0 if self.spec.edge is None else len(leaves)
 
-        def one_edge(number: Tensor, inputs: dict[Hashable, Tensor], *extra: Tensor) -> Any:
+        def one_edge(number: Tensor, inputs: dict[Name, Tensor], *extra: Tensor) -> Any:
             level = _functorch.maybe_get_level(number)
             state = {key: inputs[("edge", key)] for key in self.state if ("edge", key) in inputs}
             feeds = [inputs.get(("edge_feed", i)) for i in range(count)]

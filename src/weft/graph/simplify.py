@@ -75,7 +75,7 @@ def _key(value: Value) -> Hashable:
     return (value.target, hashable(value.args), hashable(value.kwargs))
 
 
-def _simpler(value: Value, zero: set[int]) -> Value:
+def _simpler(value: Value, zero: set[int]) -> Any:
     target = value.target
     if target in ops.RESHAPES:
         return _one_reshape(value)
@@ -100,7 +100,7 @@ def _simpler(value: Value, zero: set[int]) -> Value:
     return value
 
 
-def _one_reshape(value: Value) -> Value:
+def _one_reshape(value: Value) -> Any:
     base = value.args[0]
     while base.target is aten.reshape.default:
         base = base.args[0]

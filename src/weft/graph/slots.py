@@ -1,8 +1,8 @@
 """Child slots as one tensor: all slots of a state key are gathered together, so that joining them is a view.
 
-`("slot", p, key)` inputs become selections from one `("slots", key)` input of shape [rows, slots, ...]; `cat` or `stack` over all of
-them is then a reshape of it. Their gradients become one `("grad", ("slots", key))`, which is again a reshape where they were cut from
-one tensor (the derivative of that `cat`).
+`("slot", p, key)` inputs become selections from one `("slots", key)` input of shape [rows, slots, ...]; `cat` or `stack` over
+all of them is then a reshape of it. Their gradients become one `("grad", ("slots", key))`, which is again a reshape where they were
+cut from one tensor (the derivative of that `cat`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,14 @@ def _join_gradients(tape: Tape, key: str, positions: tuple[int, ...], example: V
             parts = []
             for at, grad in enumerate(grads):
                 if grad is None:
-                    grad = Value(f"no_grad_{key}_{at}", aten.zeros.default, (list(shape),), {"dtype": example.dtype}, shape, example.dtype)
+                    grad = Value(
+                        f"no_grad_{key}_{at}",
+                        aten.zeros.default,
+                        (list(shape),),
+                        {"dtype": example.dtype},
+                        shape,
+                        example.dtype,
+                    )
                     tape.values.append(grad)
                 parts.append(grad)
             joined = Value(f"grad_slots_{key}", aten.stack.default, (parts, 1), {}, full, example.dtype)
@@ -86,5 +93,3 @@ def _cut_from(grads: list[Value | None], count: int) -> Value | None:
         if grad.args[2] != at * width or min(grad.args[3], size) != (at + 1) * width or len(grad.args) > 4:
             return None
     return source
-
-

@@ -6,7 +6,7 @@ edges. A tape comes from tracing the same function at two pairs of prime row cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ class Rows:
     kind: str
     times: int = 1
 
+
+Name = tuple[Any, ...]
+"""What an input or output is called; the first entry says of which kind it is."""
 
 Shape = tuple["int | Rows", ...]
 
@@ -55,9 +58,9 @@ class Value:
 class Tape:
     """Operations in order, with named inputs and outputs. An output may be None: that gradient does not exist."""
 
-    inputs: dict[Hashable, Value]
+    inputs: dict[Name, Value]
     values: list[Value]
-    outputs: dict[Hashable, Value | None]
+    outputs: dict[Name, Value | None]
 
 
 def operands(value: Value) -> Iterator[Value]:

@@ -7,7 +7,7 @@ traces of different length, means that the function depends on the number of row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,29 +18,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import TraceError
 from weft.graph import ops
-from weft.graph.tape import Rows, Tape, Value, operands, prune
+from weft.graph.tape import Name, Rows, Tape, Value, operands, prune
 
 FIRST, SECOND = {"n": 61, "e": 103}, {"n": 67, "e": 107}
 
 Sizes = dict[str, int]
+
+_functorch: Any = torch._C._functorch
 
 
 class _NoFallback:
     """While tracing, vmap must not unroll an operation row by row."""
 
     def __enter__(self) -> None:
-        self.was = torch._C._functorch._is_vmap_fallback_enabled()
-        torch._C._functorch._set_vmap_fallback_enabled(False)
+        self.was = _functorch._is_vmap_fallback_enabled()
+        _functorch._set_vmap_fallback_enabled(False)
 
     def __exit__(self, *_: object) -> None:
-        torch._C._functorch._set_vmap_fallback_enabled(self.was)
+        _functorch._set_vmap_fallback_enabled(self.was)
 
 
 def twin_trace(
     function: Callable[..., Sequence[torch.Tensor | None]],
     example: Callable[[Sizes], list[torch.Tensor]],
-    input_names: Sequence[Hashable],
-    output_names: Callable[[], Sequence[Hashable]],
+    input_names: Sequence[Name],
+    output_names: Callable[[], Sequence[Name]],
 ) -> Tape:
     """Trace `function(sizes, *tensors)` at two sizes and merge the traces. `output_names` is asked after tracing."""
     graphs = [_trace(function, sizes, example(sizes)) for sizes in (FIRST, SECOND)]
@@ -59,7 +61,7 @@ def _trace(function: Callable[..., Any], sizes: Sizes, tensors: list[torch.Tenso
 
 
 def _merge(
-    first: torch.fx.GraphModule, second: torch.fx.GraphModule, input_names: Sequence[Hashable], output_names: Sequence[Hashable]
+    first: torch.fx.GraphModule, second: torch.fx.GraphModule, input_names: Sequence[Name], output_names: Sequence[Name]
 ) -> Tape:
     nodes, twins = list(first.graph.nodes), list(second.graph.nodes)
     if [node.target if node.op == "call_function" else node.op for node in nodes] != [
@@ -152,7 +154,7 @@ def _check_rows_apart(tape: Tape) -> None:
         from_rows.add(id(value))
         if any(id(operand) in summed for operand in read) and value.rows is not None:
             raise TraceError(f"{value.target} mixes different rows")
-        if value.shape is not None and value.rows is None or any(id(operand) in summed for operand in read):
+        if (value.shape is not None and value.rows is None) or any(id(operand) in summed for operand in read):
             summed.add(id(value))
 
 

@@ -7,14 +7,14 @@ is collected step by step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.graph.segments import bag_sum
-from weft.graph.tape import Value
+from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan, Read
 from weft.run.emit import Code
 from weft.run.forward import gather_steps
@@ -22,7 +22,7 @@ from weft.run.indices import BackIndex
 from weft.run.split import Split
 from weft.run.typerun import PORT_KINDS, TypeRun
 
-Given = dict[tuple[int, Hashable], Tensor]
+Given = dict[tuple[int, Name], Tensor]
 """Gradients of outputs from outside, by (type, output name), rows in type order."""
 
 
@@ -31,12 +31,12 @@ class Backward:
 
     def __init__(self, plan: Plan, runs: dict[int, TypeRun], given: Given) -> None:
         self.plan, self.runs, self.given = plan, runs, given
-        self.returned: dict[tuple[int, int, Hashable], Tensor] = {}
+        self.returned: dict[tuple[int, int, Name], Tensor] = {}
         """Gradient rows that each (type, port, key) gives back, one tensor over all rows."""
         self.cut: dict[int, tuple[Split, dict[str, Code]]] = {}
-        self.gradients: dict[tuple[int, Hashable], Tensor] = {}
+        self.gradients: dict[tuple[int, Name], Tensor] = {}
         """Gradients of captured and fed tensors, by (type, input name)."""
-        self.feeds: dict[tuple[int, Hashable, int], list[tuple[TypeRun, Read, Hashable, BackIndex]]] = {}
+        self.feeds: dict[tuple[int, Name, int], list[tuple[TypeRun, Read, Name, BackIndex]]] = {}
 
     def run(self) -> None:
         for number in range(len(self.plan.groups) - 1, -1, -1):
@@ -55,21 +55,21 @@ class Backward:
 
     def _prepare(self, number: int, run: TypeRun) -> None:
         """Find out which outputs have a gradient at all, and pick the pieces for that case."""
-        present: set[Hashable] = set()
+        present: set[Name] = set()
         for name in run.code.role.outputs:
             if (run.type, name) in self.given or (name in run.code.role.exchanged and self._has_readers(number, run, name)):
                 present.add(name)
-        known = {name[1] for name in run.code.tape.inputs if name[0] == "ct"}  # type: ignore[index]
+        known = {name[1] for name in run.code.tape.inputs if name[0] == "ct"}
         self.cut[run.type] = run.code.with_cotangents(frozenset(present & known))
         cut = self.cut[run.type][0]
         for name, value in cut.tape.inputs.items():
-            if name[0] == "ct" and name[1] not in run.code.role.recurrent_out and self._takes(run, value):  # type: ignore[index]
-                run.store[value.name] = self._outside(number, run, name[1], value)  # type: ignore[index]
+            if name[0] == "ct" and name[1] not in run.code.role.recurrent_out and self._takes(run, value):
+                run.store[value.name] = self._outside(number, run, name[1], value)
 
     def _takes(self, run: TypeRun, value: Value) -> bool:
         return any(value is taken for piece in self.cut[run.type][0].pieces.values() for taken in piece.takes)
 
-    def _readers(self, number: int, value_class: int, key: Hashable) -> list[tuple[TypeRun, Read, Hashable, BackIndex]]:
+    def _readers(self, number: int, value_class: int, key: Name) -> list[tuple[TypeRun, Read, Name, BackIndex]]:
         """Everyone who read rows of this class that this group wrote, and has a gradient for them."""
         kept = self.feeds.get((number, key, value_class))
         if kept is None:
@@ -141,7 +141,7 @@ class Backward:
             tensor = run.store.get(value.name)
             if tensor is None:
                 continue
-            kind = name[0]  # type: ignore[index]
+            kind = name[0]
             if kind in PORT_KINDS:
                 read = run.ports[PORT_KINDS[kind]]
                 if name not in run.code.role.recurrent_in:
@@ -171,7 +171,7 @@ class Backward:
         rooms: dict[str, Tensor] = {}
         for name, value in self.cut[run.type][0].gradients.items():
             if name in run.code.role.recurrent_in:
-                kind: Any = name[0]  # type: ignore[index]
+                kind: Any = name[0]
                 read = run.ports[PORT_KINDS[kind]]
                 if value.name in rooms:  # two inputs with one and the same gradient
                     self.returned[run.type, read.port, name] = rooms[value.name]
@@ -233,7 +233,9 @@ class Backward:
         for step, piece in enumerate(pieces):
             parts = [(rows, back.pieces[back.starts[starts[step]]]) for rows, back in inner]
             parts = [(rows, how) for rows, how in parts if how is not None]
-            pieces[step] = _collected(piece, None if outer is None else outer[step], parts, actions[step], value.name in run.store)
+            pieces[step] = _collected(
+                piece, None if outer is None else outer[step], parts, actions[step], value.name in run.store
+            )
         return pieces
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.graph.cell import Trace
+from weft.graph.tape import Name
 from weft.plan.plan import Plan
 from weft.run.backward import Backward
 from weft.run.code import CellCode, Role
@@ -41,7 +42,7 @@ class Call:
     feeds: dict[tuple[str, int], Tensor]
     """Leaves of the fed nests, by the feed's name and the leaf's number."""
     edges: Sequence[Tensor]
-    wanted: Sequence[Hashable]
+    wanted: Sequence[Name]
     device: torch.device
     recompute: bool = False
     backend: str = "eager"
@@ -50,9 +51,13 @@ class Call:
 def run_batched(call: Call) -> list[Tensor]:
     """The wanted outputs, rows in node order; differentiable where torch would be."""
     execution = Execution(call)
-    results = _Batched.apply(execution, *execution.tensors)
+    results = _apply(_Batched, execution, *execution.tensors)
     execution.tensors = []
     return list(results)
+
+
+def _apply(function: Any, *args: Any) -> Any:
+    return function.apply(*args)
 
 
 class Execution:
@@ -87,7 +92,7 @@ class Execution:
         recurrent_in, recurrent_out, exchanged = set(), set(), set()
         recurrent_kinds = {read.kind for read in plan.reads if read.type == t and read.recurrent}
         for name in cell.trace.tape.inputs:
-            kind: Any = name[0]  # type: ignore[index]
+            kind: Any = name[0]
             if {"slots": "slots", "sum": "sum", "edge": "edges"}.get(kind) in recurrent_kinds:
                 recurrent_in.add(name)
         for name in cell.trace.outputs:
@@ -132,11 +137,13 @@ class Execution:
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.arenas = self._make_arenas()
-        self.runs = {t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors), self.records) for t in self.types}
+        self.runs = {
+            t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors), self.records) for t in self.types
+        }
         run_forward(self.plan, self.runs)
         return [self._output(name) for name in self.call.wanted]
 
-    def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Hashable], Tensor]:
+    def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Name], Tensor]:
         def fed(t: int, name: Any) -> Tensor:
             tensor = tensors[self._input(t, name) or 0]
             if name[0] == "feed":
@@ -178,7 +185,7 @@ class Execution:
         for t in self.types:
             for name, spec in self.call.cells[t].trace.outputs.items():
                 if name in self.codes[t].role.exchanged:
-                    output, key = name  # type: ignore[misc]
+                    output, key = name
                     number = self.plan.class_of[t, output]
                     if (number, key) not in arenas:
                         rows = self.plan.classes[number].rows + int(self.plan.classes[number].has_empty)
@@ -188,19 +195,19 @@ class Execution:
                         arenas[number, key] = arena
         return arenas
 
-    def _rows_of(self, t: int, name: Hashable) -> Tensor | None:
+    def _rows_of(self, t: int, name: Name) -> Tensor | None:
         """A wanted output's rows of one type."""
         value = self.codes[t].split.outputs.get(name)
         if value is None:
             return None
         if name in self.codes[t].role.exchanged:
-            output, key = name  # type: ignore[misc]
+            output, key = name
             arena = self.arenas[self.plan.class_of[t, output], key]
             where = self.indices.class_rows(t, output)
             return arena[where[0] : where[1]] if isinstance(where, tuple) else arena.index_select(0, where)
         return self.runs[t].whole(value)
 
-    def _output(self, name: Hashable) -> Tensor:
+    def _output(self, name: Name) -> Tensor:
         parts = [(t, self._rows_of(t, name)) for t in self.types]
         given = [(t, part) for t, part in parts if part is not None]
         example = given[0][1]
@@ -209,9 +216,13 @@ class Execution:
             return example.detach() if example.shape[0] == n else example
         if len(given) == 1 and len(self.plan.rows[given[0][0]]) == n:
             return example.index_select(0, self.indices.row_of_node())
-        out = torch.zeros((n, *example.shape[1:]), dtype=example.dtype, device=example.device)
+        covered = sum(part.shape[0] for _, part in given) == n
+        make = torch.empty if covered else torch.zeros
+        out = make((n, *example.shape[1:]), dtype=example.dtype, device=example.device)
         for t, part in given:
-            out.index_copy_(0, self.indices.nodes(t), part)
+            nodes = self.indices.nodes(t)
+            assert nodes is not None
+            out.index_copy_(0, nodes, part)
         return out
 
     # Between forward and backward.
@@ -234,7 +245,9 @@ class Execution:
     def forget(self) -> None:
         self.runs, self.arenas = {}, {}
 
-    def backward(self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def backward(
+        self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
         arenas = dict(zip(self.saved_arenas, saved[len(self.saved) :], strict=True))
         self.runs = {t: TypeRun(t, self.codes[t], self.indices, arenas, self._fed(tensors), self.records) for t in self.types}
         for (t, key), tensor in zip(self.saved, saved, strict=False):
@@ -245,8 +258,8 @@ class Execution:
         self.forget()
         return results
 
-    def _given(self, grads: Sequence[Tensor | None]) -> dict[tuple[int, Hashable], Tensor]:
-        given: dict[tuple[int, Hashable], Tensor] = {}
+    def _given(self, grads: Sequence[Tensor | None]) -> dict[tuple[int, Name], Tensor]:
+        given: dict[tuple[int, Name], Tensor] = {}
         for name, grad in zip(self.call.wanted, grads, strict=True):
             if grad is None:
                 continue
@@ -262,7 +275,7 @@ class Execution:
             at = self._input(t, name)
             if at is None or not self.needs[at]:
                 continue
-            if name[0] != "capture":  # type: ignore[index]
+            if name[0] != "capture":
                 grad = self._to_fed_rows(t, name, grad, tensors[at])
             before = results[at]
             results[at] = grad if before is None else before + grad
@@ -306,7 +319,8 @@ class _Batched(torch.autograd.Function):
         with torch.no_grad():
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], grads)
         if torch.is_grad_enabled():
-            results = [None if grad is None else _Once.apply(*(g for g in grads if g is not None), grad) for grad in results]
+            present = [grad for grad in grads if grad is not None]
+            results = [None if grad is None else _apply(_Once, *present, grad) for grad in results]
         return None, *results
 
 
@@ -322,5 +336,3 @@ class _Once(torch.autograd.Function):
         raise WeftError(
             "double backward: a batched call can be differentiated once; for higher derivatives use backend='reference'"
         )
-
-

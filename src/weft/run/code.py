@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
-from weft.graph.tape import Tape, Value
+from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit
 from weft.run.split import PER_STEP, Split, split
@@ -15,12 +14,12 @@ from weft.run.split import PER_STEP, Split, split
 class Role:
     """How a cell is used in a plan. Two calls with equal roles share their compiled pieces."""
 
-    recurrent_in: frozenset[Hashable]
-    recurrent_out: frozenset[Hashable]
-    exchanged: frozenset[Hashable]
+    recurrent_in: frozenset[Name]
+    recurrent_out: frozenset[Name]
+    exchanged: frozenset[Name]
     """Outputs that others read, so that they live in an arena."""
-    outputs: frozenset[Hashable]
-    gradients: frozenset[Hashable]
+    outputs: frozenset[Name]
+    gradients: frozenset[Name]
     recompute: bool = False
     backend: str = "eager"
     device: str = "cpu"
@@ -31,12 +30,12 @@ class CellCode:
 
     def __init__(self, tape: Tape, role: Role) -> None:
         self.tape, self.role = tape, role
-        self.input_name: dict[str, Hashable] = {value.name: name for name, value in tape.inputs.items()}
-        self._by_cotangents: dict[frozenset[Hashable], tuple[Split, dict[str, Code]]] = {}
-        every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")  # type: ignore[index]
+        self.input_name: dict[str, Name] = {value.name: name for name, value in tape.inputs.items()}
+        self._by_cotangents: dict[frozenset[Name], tuple[Split, dict[str, Code]]] = {}
+        every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")
         self.split, self.codes = self.with_cotangents(every & role.outputs)
 
-    def with_cotangents(self, given: frozenset[Hashable]) -> tuple[Split, dict[str, Code]]:
+    def with_cotangents(self, given: frozenset[Name]) -> tuple[Split, dict[str, Code]]:
         """Pieces for the case that only these outputs have a gradient: what depends on the others alone is left out."""
         if given not in self._by_cotangents:
             role = self.role
@@ -50,7 +49,10 @@ class CellCode:
                 role.recompute,
                 fuse_matrix_products=role.device != "cpu",
             )
-            self._by_cotangents[given] = cut, {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives}
+            self._by_cotangents[given] = (
+                cut,
+                {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives},
+            )
             for value, name in ((v, n) for n, v in cut.tape.inputs.items()):
                 self.input_name[value.name] = name
         return self._by_cotangents[given]
@@ -72,6 +74,6 @@ class CellCode:
             for value in self.split.pieces[stage].takes:
                 home = self.split.home.get(id(value))
                 name = self.input_name.get(value.name)
-                if home in ("before", "during", "after") or (name is not None and name[0] != "ct"):  # type: ignore[index]
+                if home in ("before", "during", "after") or (name is not None and name[0] != "ct"):
                     found[value.name] = value
         return list(found.values())

@@ -1,8 +1,8 @@
 """The `compiled` backend: per-step pieces fused by Inductor, one compilation per piece for all sizes.
 
 A compiled piece returns its values and does not write into arenas itself: inputs that share memory with outputs would make
-the compiler guard on their addresses. The compiler specialises on sizes and storage offsets of 0 and 1 and on sizes that happen to
-be equal; so the first step of a sweep and steps of one row or edge run eagerly, and equal sizes are told apart.
+the compiler guard on their addresses. The compiler specialises on sizes and storage offsets of 0 and 1 and on sizes that happen
+to be equal; so the first step of a sweep and steps of one row or edge run eagerly, and equal sizes are told apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch.fx.experimental import _config
 
 from weft.run.emit import Code, emit
 from weft.run.split import Piece
-
 
 telling_equal_sizes_apart = _config.patch  # type: ignore[attr-defined]
 

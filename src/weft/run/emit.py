@@ -143,7 +143,11 @@ class _Emitter:
             for number, part in enumerate(parts):
                 size = (part.shape or ())[dim] if value.target is aten.cat.default else 1
                 assert isinstance(size, int)
-                at = f"{place}.narrow({dim}, {start}, {size})" if value.target is aten.cat.default else f"{place}.select({dim}, {number})"
+                at = (
+                    f"{place}.narrow({dim}, {start}, {size})"
+                    if value.target is aten.cat.default
+                    else f"{place}.select({dim}, {number})"
+                )
                 if self._can_place(part, value):
                     self.lines.append(f"in_{self.name(part)} = {at}")
                     self.destination[id(part)] = f"in_{self.name(part)}"
@@ -261,7 +265,13 @@ class _Emitter:
             return item.kind if item.times == 1 else f"{item.times} * {item.kind}"
         if isinstance(item, list | tuple):
             inner = ", ".join(self._render(part) for part in item)
-            return f"({inner},)" if isinstance(item, tuple) and len(item) == 1 else f"({inner})" if isinstance(item, tuple) else f"[{inner}]"
+            return (
+                f"({inner},)"
+                if isinstance(item, tuple) and len(item) == 1
+                else f"({inner})"
+                if isinstance(item, tuple)
+                else f"[{inner}]"
+            )
         if isinstance(item, bool | int | str | type(None)):
             return repr(item)
         if isinstance(item, torch.dtype):

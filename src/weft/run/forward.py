@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.graph.segments import bag_sum
-from weft.graph.tape import Value
+from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan
 from weft.run.indices import ReadIndex
-from weft.run.typerun import Arenas, TypeRun
+from weft.run.typerun import TypeRun
 
 Step = tuple[list[Callable[[], Any]], tuple[Any, ...]]
 
@@ -64,10 +64,10 @@ def _copy_twins(run: TypeRun, stores: tuple[Value, ...]) -> None:
                 arena.index_copy_(0, where.long(), run.store[value.name])
 
 
-def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Hashable]]:
+def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Name]]:
     """The (output, key) names under which others read a value."""
     outputs = run.code.split.outputs
-    return [name for name, other in outputs.items() if other is value and name in run.code.role.exchanged]  # type: ignore[misc]
+    return [name for name, other in outputs.items() if other is value and name in run.code.role.exchanged]
 
 
 def _sweep(group: Group, runs: dict[int, TypeRun]) -> None:
@@ -109,7 +109,7 @@ def _taken(run: TypeRun, value: Value, gathers: list[list[Callable[[], Any]]]) -
 
 
 def gather_steps(
-    run: TypeRun, at: ReadIndex, key: Hashable, value: Value, gathers: list[list[Callable[[], Any]]], keep: bool
+    run: TypeRun, at: ReadIndex, key: Name, value: Value, gathers: list[list[Callable[[], Any]]], keep: bool
 ) -> list[Tensor]:
     """What a recurrent port reads, step by step: views of the arena where the rows are consecutive, else gathers."""
     arena = run.arenas[at.read.value_class, key]
@@ -121,7 +121,11 @@ def gather_steps(
     if keep:
         whole = run.store[value.name] = run.empty(value)
         pieces = run.parts(value)
-        flat = [piece.reshape(-1, *arena.shape[1:]) for piece in pieces] if at.read.width > 1 or at.read.kind == "slots" else pieces
+        flat = (
+            [piece.reshape(-1, *arena.shape[1:]) for piece in pieces]
+            if at.read.width > 1 or at.read.kind == "slots"
+            else pieces
+        )
         del whole
     else:
         rows = at.sizes if at.read.kind != "sum" else run.sizes
@@ -180,4 +184,6 @@ def _stored(run: TypeRun, value: Value, gathers: list[list[Callable[[], Any]]]) 
         run.store[value.name] = arena[where[0] : where[1]]
         return list(run.store[value.name].split_with_sizes(run.sizes))
     run.in_class[value.name] = output, key
-    return [arena.narrow(0, start, size) for start, size in zip(run.indices.class_starts(run.type, output), run.sizes, strict=True)]
+    return [
+        arena.narrow(0, start, size) for start, size in zip(run.indices.class_starts(run.type, output), run.sizes, strict=True)
+    ]

@@ -1,7 +1,7 @@
 """Fusing what ended up in the same piece: a sum with the product it adds.
 
-`a + b * c` is one `addcmul`. `a + mm(b, c)` is one `addmm` on a GPU; on a CPU the product followed by an addition in place is faster
-(`addmm` first copies what it adds into the result).
+`a + b * c` is one `addcmul`. `a + mm(b, c)` is one `addmm` on a GPU; on a CPU the product followed by an addition in place is
+faster (`addmm` first copies what it adds into the result).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from torch import Tensor
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 
-
 T = TypeVar("T")
 
 
@@ -45,7 +44,7 @@ class BackIndex:
     """One return as tensors, per piece: nothing (None), a slice (int), an index, or an index with segment bounds."""
 
     back: Return
-    pieces: list[None | int | Tensor | tuple[Tensor, Tensor]]
+    pieces: list[int | Tensor | tuple[Tensor, Tensor] | None]
     starts: dict[int, int]
     """From the first class row of a piece to its number."""
 
@@ -171,7 +170,7 @@ class Indices:
         element = back.offsets[back.bounds].tolist()
         index = as_tensor(back.index, self.device)
         single = None if back.single is None else as_tensor(back.single, self.device)
-        pieces: list[None | int | Tensor | tuple[Tensor, Tensor]] = []
+        pieces: list[int | Tensor | tuple[Tensor, Tensor] | None] = []
         for i, (start, nothing) in enumerate(zip(back.slices.tolist(), back.nothing.tolist(), strict=True)):
             if nothing:
                 pieces.append(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from weft.graph.cell import Body
 from weft.graph.program import Program
 from weft.graph.rows import ChildFunction, Spec, TensorSpec
+from weft.graph.tape import Name
 from weft.plan.levels import levels, stable_order
 
 State = dict[str, Tensor]
@@ -24,13 +25,13 @@ def run_reference(
     feeds: Mapping[str, Any],
     edge: Any,
     visit: Callable[[int, Exception], None] | None = None,
-) -> list[dict[Hashable, Tensor]]:
+) -> list[dict[Name, Tensor]]:
     """Every node's named outputs. `feeds` and `edge` are nests of whole tensors; `visit` is told of an error's node."""
     level = levels(program.ptr, program.src)
     order = stable_order(level, int(level.max(initial=0)) + 1).tolist()
     ptr, src = program.ptr.tolist(), program.src.tolist()
     feed_rows = program.feed if program.feed is not None else np.arange(program.num_nodes)
-    results: list[dict[Hashable, Tensor]] = [{} for _ in range(program.num_nodes)]
+    results: list[dict[Name, Tensor]] = [{} for _ in range(program.num_nodes)]
     for node in order:
         body, spec = body_of(int(program.type[node]))
         arguments = range(ptr[node], ptr[node + 1])
@@ -46,7 +47,7 @@ def run_reference(
     return results
 
 
-def _state(outputs: Mapping[Hashable, Tensor]) -> State:
+def _state(outputs: Mapping[Name, Tensor]) -> State:
     return {name[1]: value for name, value in outputs.items() if isinstance(name, tuple) and name[0] == 0}
 
 
@@ -110,7 +111,8 @@ class RealRow:
         rows = [self.edges[i] for i in self.children]
         edges = [None if row is None else _row(self.edge, row) for row in rows]
         results = [
-            fn(self._child(i), edges[number], *(tensor[number] for tensor in per_edge)) for number, i in enumerate(self.children)
+            fn(self._child(i), edges[number], *(tensor[number] for tensor in per_edge))
+            for number, i in enumerate(self.children)
         ]
         return tree_map(lambda *parts: torch.stack(parts), *results)
 

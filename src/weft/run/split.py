@@ -7,18 +7,18 @@ Forward, with the recurrent inputs (states read from the same group) and recurre
     after    the rest                                         once, after the sweep
 
 Backward the same with gradients: `late` values do not depend on a recurrent gradient, `back` ones do and a recurrent gradient
-needs them, `sums` are the rest: parameter gradients, one large product over all rows. Views belong to no piece: each piece makes
-the views it needs. In a group that is on no cycle everything is `before` and `late`.
+needs them, `sums` are the rest: parameter gradients, one large product over all rows. Views belong to no piece: each piece
+makes the views it needs. In a group that is on no cycle everything is `before` and `late`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.errors import TraceError
 from weft.graph import ops
-from weft.graph.tape import Tape, Value, operands
+from weft.graph.tape import Name, Tape, Value, operands
 from weft.run.fuse import fuse_sums
 from weft.run.recompute import copy_tape, recompute_in_backward
 from weft.run.views import bases, is_free
@@ -46,17 +46,17 @@ class Split:
     pieces: dict[str, Piece]
     home: dict[int, str]
     """The stage in which each value (by id) is computed."""
-    outputs: dict[Hashable, Value]
-    gradients: dict[Hashable, Value]
+    outputs: dict[Name, Value]
+    gradients: dict[Name, Value]
 
 
 def split(
     tape: Tape,
-    recurrent_in: Iterable[Hashable],
-    recurrent_out: Iterable[Hashable],
-    wanted_outputs: Iterable[Hashable],
-    gradients: Iterable[Hashable],
-    cotangents: Iterable[Hashable],
+    recurrent_in: Iterable[Name],
+    recurrent_out: Iterable[Name],
+    wanted_outputs: Iterable[Name],
+    gradients: Iterable[Name],
+    cotangents: Iterable[Name],
     recompute: bool = False,
     fuse_matrix_products: bool = False,
 ) -> Split:
@@ -64,11 +64,11 @@ def split(
     tape = copy_tape(tape)
     recurrent_in, recurrent_out, cotangents = set(recurrent_in), set(recurrent_out), set(cotangents)
     asked = set(wanted_outputs)
-    outputs = {n[1]: v for n, v in tape.outputs.items() if v is not None and n[0] == "out" and n[1] in asked}  # type: ignore[index]
+    outputs = {n[1]: v for n, v in tape.outputs.items() if v is not None and n[0] == "out" and n[1] in asked}
     depends = _descendants(tape, [v for name, v in tape.inputs.items() if name in recurrent_in])
-    from_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct"])  # type: ignore[index]
-    from_given_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct" and name[1] in cotangents])  # type: ignore[index]
-    from_recurrent_ct = _descendants(tape, [v for n, v in tape.inputs.items() if n[0] == "ct" and n[1] in recurrent_out])  # type: ignore[index]
+    from_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct"])
+    from_given_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct" and name[1] in cotangents])
+    from_recurrent_ct = _descendants(tape, [v for n, v in tape.inputs.items() if n[0] == "ct" and n[1] in recurrent_out])
     wanted = {}
     for name in gradients:
         value = tape.outputs.get(("grad", name))
@@ -110,10 +110,10 @@ def _keep_parts_with_their_operation(tape: Tape, home: dict[int, str]) -> None:
 def _pieces(
     tape: Tape,
     home: dict[int, str],
-    outputs: dict[Hashable, Value],
-    wanted: dict[Hashable, Value],
-    recurrent_in: set[Hashable],
-    recurrent_out: set[Hashable],
+    outputs: dict[Name, Value],
+    wanted: dict[Name, Value],
+    recurrent_in: set[Name],
+    recurrent_out: set[Name],
     from_recurrent_ct: set[int],
 ) -> Split:
     pieces = {stage: Piece(stage) for stage in (*FORWARD, *BACKWARD)}

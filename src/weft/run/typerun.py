@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.graph.segments import bag_sum
-from weft.graph.tape import Value
+from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
 from weft.run.code import CellCode
 from weft.run.emit import Code
@@ -18,7 +18,7 @@ from weft.run.indices import Indices, ReadIndex
 PORT_KINDS = {"slots": "slots", "sum": "sum", "edge": "edges"}
 """Which port an input name reads from."""
 
-Arenas = dict[tuple[int, Hashable], Tensor]
+Arenas = dict[tuple[int, Name], Tensor]
 
 
 class TypeRun:
@@ -30,7 +30,7 @@ class TypeRun:
         code: CellCode,
         indices: Indices,
         arenas: Arenas,
-        fed: Callable[[int, Hashable], Tensor],
+        fed: Callable[[int, Name], Tensor],
         records: dict[Any, Any],
     ) -> None:
         self.records = records
@@ -43,7 +43,7 @@ class TypeRun:
         self.edges = 0 if bag is None else len(bag.index)
         self.sizes = indices.step_sizes(type)
         self.store: dict[str, Tensor] = {}
-        self.in_class: dict[str, tuple[int, Hashable]] = {}
+        self.in_class: dict[str, tuple[int, Name]] = {}
         """Values that exist only in their class arena, between rows of other types."""
 
     # Whole rows.
@@ -81,7 +81,7 @@ class TypeRun:
             return self.indices.seg(self.bag)[0]
         return self.fed(self.type, name)
 
-    def _gather(self, read: Read, key: Hashable) -> Tensor:
+    def _gather(self, read: Read, key: Name) -> Tensor:
         """All rows that a port reads, at once."""
         at = self.indices.read(read)
         arena = self.arenas[read.value_class, key]

@@ -169,7 +169,7 @@ def _gathers(plan: Plan, t: int, code: CellCode) -> list[Gather]:
     during = {id(value) for value in pieces["during"].takes}
     after = {id(value) for value in pieces["after"].takes}
     for name, value in code.split.tape.inputs.items():
-        kind, key = name[0], str(name[-1])  # type: ignore[index]
+        kind, key = name[0], str(name[-1])
         taken = id(value) in during or id(value) in after or any(value is other for other in pieces["before"].takes)
         if kind not in PORT_KINDS or not taken:
             continue
@@ -188,7 +188,7 @@ def _gathers(plan: Plan, t: int, code: CellCode) -> list[Gather]:
 def _reorders(t: int, code: CellCode, execution: Execution) -> int:
     """How many fed tensors and results are copied because the caller's rows are in another order than this type's."""
     taken = {id(value) for stage in FORWARD for value in code.split.pieces[stage].takes}
-    kinds = [name[0] for name, value in code.split.tape.inputs.items() if id(value) in taken]  # type: ignore[index]
+    kinds = [name[0] for name, value in code.split.tape.inputs.items() if id(value) in taken]
     fed = kinds.count("feed") if execution.indices.rows(t) is not None else 0
     edges = kinds.count("edge_feed") + kinds.count("slot_edge")
     results = sum(name in code.split.outputs for name in execution.call.wanted)
