@@ -94,7 +94,9 @@ def run_program(program: Program) -> Results:
             else:
                 taken = [i for i in range(port.positions[0], len(at)) if filled[i]]
                 parts = [
-                    np.array([read[i]], np.uint64) if port.kind == "sum" else mix(np.array([read[i]], np.uint64), edge[i], place)
+                    np.array([read[i]], np.uint64)
+                    if port.kind == "sum"
+                    else mix(np.array([read[i]], np.uint64), edge[i], place)
                     for place, i in enumerate(taken)
                 ]
                 digests.append(sum(parts, np.zeros(1, np.uint64)))

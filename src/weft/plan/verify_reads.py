@@ -97,7 +97,7 @@ def broken_reads(plan: Plan) -> Iterator[str]:
             holes.add(read.value_class)
     for number, value_class in enumerate(plan.classes if sound else ()):
         if value_class.has_empty != (number in holes):
-            says, truth = ("has", "none") if value_class.has_empty else ("has no", "some")
+            says, truth = ("has", "none") if value_class.has_empty else ("has no", "one")
             yield f"class {number} says it {says} empty reads, but {truth} of its reads is empty."
 
 
@@ -180,7 +180,7 @@ def _broken_nothing(plan: Plan, read: Read, arguments: int, where: str) -> Itera
 
 def _broken_pieces(plan: Plan, read: Read, group: Group, recurrent: bool, where: str) -> Iterator[str]:
     if read.recurrent != recurrent:
-        says, truth = ("is", "not a row") if read.recurrent else ("is not", "a row")
+        says, truth = ("is", "no row") if read.recurrent else ("is not", "a row")
         yield f"{where} says it {says} recurrent, but it reads {truth} of its own group."
         return
     mine = group.step_type == read.type

@@ -1,0 +1,73 @@
+"""Planning costs the same for every node, however many there are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from weft.graph.program import NodeType, Port, Program, merge
+from weft.plan.schedule import schedule
+
+TYPES = NodeType("node", (Port("slots", (0, 1)),)), NodeType("leaf")
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+REPEATS = (15, 15, 15, 9, 7, 5, 3)
+
+
+def random_tree(leaves: int, rng: np.random.Generator) -> Program:
+    """A random binary tree over a sentence: neighbours join until one is left, as in a parsed treebank."""
+    roots, reads = list(range(leaves)), []
+    while len(roots) > 1:
+        at = int(rng.integers(len(roots) - 1))
+        reads += [roots[at], roots[at + 1]]
+        roots[at : at + 2] = [leaves + len(reads) // 2 - 1]
+    inner = leaves - 1
+    return Program(
+        TYPES,
+        np.array([1] * leaves + [0] * inner, dtype=np.int32),
+        np.concatenate((np.zeros(leaves, np.int32), np.arange(0, 2 * inner + 1, 2, dtype=np.int32))),
+        np.array(reads, dtype=np.int32),
+    )
+
+
+def trees_with(nodes: int, kept: list[Program], rng: np.random.Generator) -> Program:
+    """A merged batch of trees with at least this many nodes."""
+    mean = sum(tree.num_nodes for tree in kept) / len(kept)
+    return merge([kept[i] for i in rng.integers(len(kept), size=1 + int(nodes / mean))])
+
+
+@contextmanager
+def unverified(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as context:
+        context.setenv("WEFT_VERIFY", "0")
+        yield
+
+
+def seconds_to_plan(program: Program, repeats: int) -> float:
+    """The median of processor time, which other work on the machine disturbs less than the clock."""
+    times = []
+    for _ in range(repeats):
+        started = time.process_time()
+        schedule(program, "condense")
+        times.append(time.process_time() - started)
+    return float(np.median(times))
+
+
+def test_planning_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slope of time over nodes, both as logarithms, from a thousand to a million nodes."""
+    rng = np.random.default_rng(0)
+    kept = [random_tree(int(leaves), rng) for leaves in np.clip(rng.normal(19, 9, 300), 2, 52)]
+    nodes, times = [], []
+    with unverified(monkeypatch):
+        schedule(trees_with(1_000, kept, rng))
+        for size, repeats in zip(SIZES, REPEATS, strict=True):
+            program = trees_with(size, kept, rng)
+            nodes.append(program.num_nodes)
+            times.append(seconds_to_plan(program, repeats))
+    slope = float(np.polyfit(np.log(nodes), np.log(times), 1)[0])
+    assert slope <= 1.1, list(zip(nodes, times, strict=True))
+    tail = float(np.log(times[-1] / times[-3]) / np.log(nodes[-1] / nodes[-3]))  # without the fixed cost of small plans
+    assert tail <= 1.3, list(zip(nodes, times, strict=True))
