@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,10 +36,10 @@ class ModelCache:
     """What a vertex function keeps between calls: traces by signature, plans by structure."""
 
     def __init__(self) -> None:
-        self.cells: dict[Name, CompiledCell] = {}
+        self.cells: dict[Hashable, CompiledCell] = {}
         self.plans = PlanCache()
         self.surroundings: dict[int, Surroundings] = {}
-        self.trees: dict[Name, Any] = {}
+        self.trees: dict[Hashable, Any] = {}
         self.reads_type: dict[int, bool] = {}
         self.warned: set[str] = set()
         self.foreseen: dict[Name, TensorSpec] = {}
@@ -107,13 +109,22 @@ class VertexCall:
     def _function(self, vertex_type: int) -> tuple[str, VertexFunction]:
         return self.functions[vertex_type] if len(self.functions) > 1 else self.functions[0]
 
-    def _spec(self, childless: bool) -> Spec:
+    @cached_property
+    def _specs(self) -> tuple[tuple[Spec, Spec], Hashable]:
+        """What rows look like to vertices with and without children, and a key for that."""
         feeds = [("x", tree_map_only(Tensor, _row_spec, self.x))] if self.x is not None else []
         if self.init is not None:
             feeds.append(("init", dict(self.state)))
         edge = None if self.edges is None else tree_map_only(Tensor, _row_spec, self.edges)
         own = int(self.rounds is not None)
-        return Spec(tuple(feeds), edge, self.state, own, childless, self.float_dtype, str(self.device))
+        inner = Spec(tuple(feeds), edge, self.state, own, False, self.float_dtype, str(self.device))
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        shape = (_hashable(feeds), _hashable(edge), self.state, own, inner.device, autocast, torch.get_default_dtype())
+        return (inner, replace(inner, childless=True)), shape
+
+    def _spec(self, childless: bool) -> Spec:
+        return self._specs[0][int(childless)]
 
     def body(self, vertex_type: int, spec: Spec, told: dict[str, Any] | None = None) -> Any:
         """The engine's view of a vertex function: from rows to named outputs."""
@@ -134,13 +145,9 @@ class VertexCall:
         """The traced cell of a node type, and the structure of what it pushes."""
         name, function = self._function(vertex_type)
         spec = self._spec(childless)
-        kind = self.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        seen = (id(function), _hashable(spec.feeds), _hashable(spec.edge), spec.state, spec.first_child, childless)
-        where = (str(self.device), autocast, torch.get_default_dtype())
 
-        def key() -> Name:
-            return (*seen, *where, vertex_type if self.cache.reads_type.get(id(function)) else 0)
+        def key() -> Hashable:
+            return (id(function), childless, vertex_type if self.cache.reads_type.get(id(function)) else 0, self._specs[1])
 
         found = self.cache.cells.get(key())
         if found is None or not found.trace.holds():
@@ -344,9 +351,11 @@ def _row_spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape[1:]), tensor.dtype)
 
 
-def _hashable(nest: Any) -> Name:
+def _hashable(nest: Any) -> Hashable:
+    if not nest:
+        return None
     leaves, tree = tree_flatten(nest)
-    return tuple(leaves), str(tree)
+    return tuple(leaves), tree
 
 
 def _shown(specs: list[TensorSpec]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -139,13 +140,35 @@ def hooked(modules: list[nn.Module]) -> nn.Module | None:
     return None
 
 
-def snapshot(places: list[Place]) -> tuple[Any, ...]:
-    return tuple([fetch(place) for place in places])
+class Guards:
+    """Settings as they were at some time, compared at every call: one C call per dictionary that they live in."""
+
+    def __init__(self, places: list[Place]) -> None:
+        by_dict: dict[int, tuple[dict[Any, Any], list[Any]]] = {}
+        self.others: list[tuple[Place, Any]] = []
+        for container, key in places:
+            if isinstance(container, dict):
+                by_dict.setdefault(id(container), (container, []))[1].append(key)
+            else:
+                self.others.append(((container, key), fetch((container, key))))
+        self.dicts: list[tuple[Callable[[Any], Any], dict[Any, Any], Any]] = []
+        for container, keys in by_dict.values():
+            get = itemgetter(*keys)
+            self.dicts.append((get, container, get(container)))
+
+    def hold(self) -> bool:
+        try:
+            for get, container, expected in self.dicts:
+                now = get(container)
+                if now != expected and not _same(now, expected):
+                    return False
+        except KeyError:
+            return False
+        return all(_same(fetch(place), expected) for place, expected in self.others)
 
 
-def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Equal, where NaN counts as equal to itself."""
-    return first == second or all(a is b or a == b or (a != a and b != b) for a, b in zip(first, second, strict=True))
-
-
-Code = Callable[..., Any]
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(a is b or _same(a, b) for a, b in zip(first, second, strict=True))
+    return bool(first is second or first == second or (first != first and second != second))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.errors import TraceError, WeftError
-from weft.graph.capture import Place, Surroundings, fetch, hooked, same, snapshot
+from weft.graph.capture import Guards, Place, Surroundings, fetch, hooked
 from weft.graph.lowering import CellMode
 from weft.graph.plain import Plain, quietly, row_by_row
 from weft.graph.program import Port
@@ -74,8 +74,7 @@ class Trace:
     outputs: dict[Name, TensorSpec]
     places: tuple[Place, ...]
     tensor_kinds: tuple[tuple[Any, ...], ...]
-    settings: list[Place]
-    expected: tuple[Any, ...]
+    guards: Guards
     modules: list[nn.Module]
     fallback: str | None = None
     """Why the cell runs by slower batching, if it does."""
@@ -84,8 +83,10 @@ class Trace:
         return [fetch(place) for place in self.places]
 
     def holds(self) -> bool:
-        kinds = tuple([_kind(fetch(place)) for place in self.places])
-        if kinds != self.tensor_kinds or not same(snapshot(self.settings), self.expected):
+        for place, kind in zip(self.places, self.tensor_kinds, strict=True):
+            if _kind(fetch(place)) != kind:
+                return False
+        if not self.guards.hold():
             return False
         return (hooked(self.modules) is not None) == (self.fallback is not None and self.fallback.startswith(_HOOKS))
 
@@ -193,8 +194,7 @@ def _finished(
     ports = ports_of(asked, spec.first_child)
     join_slots(tape, next((port.positions for port in ports if port.kind == "slots"), ()))
     kinds = tuple(_kind(fetch(place)) for place in places)
-    settings = surroundings.settings
-    return Trace(name, tape, ports, outputs, places, kinds, settings, snapshot(settings), surroundings.modules, fallback)
+    return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings.settings), surroundings.modules, fallback)
 
 
 def _place(surroundings: Surroundings, tensor: Tensor) -> Place:

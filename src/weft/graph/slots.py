@@ -1,8 +1,8 @@
 """Child slots as one tensor: all slots of a state key are gathered together, so that joining them is a view.
 
 `("slot", p, key)` inputs become selections from one `("slots", key)` input of shape [rows, slots, ...]; `cat` or `stack` over
-all of them is then a reshape of it. Their gradients become one `("grad", ("slots", key))`, which is again a reshape where they were
-cut from one tensor (the derivative of that `cat`).
+all of them is then a reshape of it. Their gradients become one `("grad", ("slots", key))`, which is again a reshape where they
+were cut from one tensor (the derivative of that `cat`).
 """
 
 from __future__ import annotations

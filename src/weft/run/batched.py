@@ -82,7 +82,16 @@ class Execution:
         self.training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
         self.needs = [tensor.requires_grad and self.training for tensor in self.tensors]
         self.records: dict[Any, Any] = {"training": self.training}
-        self.codes = {t: self._code(t) for t in self.types}
+        self.codes = self._kept_codes()
+
+    def _kept_codes(self) -> dict[int, CellCode]:
+        """The compiled cells for this plan, which do not change while the same gradients and outputs are wanted."""
+        call = self.call
+        key = ("codes", tuple(call.wanted), tuple(self.needs), call.recompute, call.backend, tuple(call.cells.values()))
+        if key not in self.plan._derived:
+            self.plan._derived[key] = {t: self._code(t) for t in self.types}
+        codes: dict[int, CellCode] = self.plan._derived[key]  # type: ignore[assignment]
+        return codes
 
     def _code(self, t: int) -> CellCode:
         plan, cell = self.plan, self.call.cells[t]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -118,15 +119,11 @@ def gather_steps(
             arena.narrow(0, start, size).view(run._gathered_shape(at.read, arena))
             for start, size in zip(at.starts, at.sizes, strict=True)
         ]
-    if keep:
+    if keep or _is_small(run, value):
         whole = run.store[value.name] = run.empty(value)
-        pieces = run.parts(value)
-        flat = (
-            [piece.reshape(-1, *arena.shape[1:]) for piece in pieces]
-            if at.read.width > 1 or at.read.kind == "slots"
-            else pieces
-        )
-        del whole
+        flat = pieces = run.parts(value)
+        if at.read.kind == "slots":
+            flat = list(whole.view(-1, *arena.shape[1:]).split_with_sizes(at.sizes))
     else:
         rows = at.sizes if at.read.kind != "sum" else run.sizes
         scratch = arena.new_empty((max(rows, default=0), *arena.shape[1:]))
@@ -139,6 +136,12 @@ def gather_steps(
         else:
             gathers[step].append(_Select(arena, at.pieces[step], piece))
     return pieces
+
+
+def _is_small(run: TypeRun, value: Value) -> bool:
+    """Memory for all steps, cut once, costs less than cutting a scratch buffer for every step, as long as it stays small."""
+    width = math.prod(size for size in (value.shape or ()) if isinstance(size, int))
+    return width * max(run.rows, run.edges) <= 1 << 18
 
 
 class _Select:

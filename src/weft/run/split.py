@@ -131,16 +131,12 @@ def _pieces(
         # A gradient may be a recurrent output's gradient as it is: it is known when the sweep is done.
         default = "sums" if any(id(base) in from_recurrent_ct for base in bases(value)) else "late"
         owed["back" if name in recurrent_in else _latest(value, home, BACKWARD, default)].append(value)
-    for piece in pieces.values():
-        inside = {id(value) for value in piece.values}
-        taken: dict[int, Value] = {}
-        for value in [*piece.values, *owed[piece.stage]]:
-            needs = [value] if id(value) not in inside else list(operands(value))
-            for operand in needs:
-                for base in bases(operand):
-                    if id(base) not in inside:
-                        taken[id(base)] = base
-        piece.takes = list(taken.values())
+    for stage in sorted(pieces, key=lambda stage: stage not in PER_STEP):
+        piece = pieces[stage]
+        piece.takes = _taken(piece, owed[stage])
+        for base in piece.takes:
+            if is_free(base):
+                owed[home[id(base)]].append(base)
     for piece in pieces.values():
         for base in piece.takes:
             producer = home.get(id(base))
@@ -151,6 +147,18 @@ def _pieces(
             if value not in pieces[stage].gives:
                 pieces[stage].gives.append(value)
     return Split(tape, pieces, home, outputs, wanted)
+
+
+def _taken(piece: Piece, owed: list[Value]) -> list[Value]:
+    """What a piece must be given to compute its values and what it owes to others."""
+    inside = {id(value) for value in piece.values}
+    taken: dict[int, Value] = {}
+    for value in [*piece.values, *owed]:
+        for operand in operands(value) if id(value) in inside else [value]:
+            for base in bases(operand, piece.stage in PER_STEP):
+                if id(base) not in inside:
+                    taken[id(base)] = base
+    return list(taken.values())
 
 
 def _latest(value: Value, home: dict[int, str], order: tuple[str, ...], default: str) -> str:

@@ -15,10 +15,14 @@ def is_free(value: Value) -> bool:
     return ops.is_view(value.target)
 
 
-def bases(value: Value) -> Iterator[Value]:
-    """The values that must exist so that `value`, seen through views, can be read."""
-    if not is_free(value):
+def bases(value: Value, per_step: bool = False) -> Iterator[Value]:
+    """The values that must exist so that `value`, seen through views, can be read.
+
+    A piece that runs per step does not make views that are the same for every step (a transposed weight): it is given them.
+    """
+    same_for_all = per_step and value.shape is not None and value.rows is None
+    if not is_free(value) or same_for_all:
         yield value
         return
     for operand in operands(value):
-        yield from bases(operand)
+        yield from bases(operand, per_step)
