@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.graph.program import Ints, NodeType, Program
+from weft.plan.condense import type_edges
 from weft.plan.levels import colevels, levels_within, offsets
 from weft.plan.schedule import schedule
 
@@ -32,7 +33,8 @@ def node_types(graph: Graph, many: bool) -> Ints:
 def _childless(graph: Graph) -> Ints:
     """1 for every vertex that has no children, else 0."""
     filled = offsets(graph.children >= 0)[graph.offsets]
-    return (np.diff(filled) == 0).astype(np.int32)
+    childless: Ints = (np.diff(filled) == 0).astype(np.int32)
+    return childless
 
 
 def tree_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> Program:
@@ -87,7 +89,26 @@ def plan_tree(graph: Graph, program: Program, policy: str, max_rows: int | None)
     def above() -> Ints:
         return _kept(graph, f"above {kinds}", lambda: colevels(program.ptr, program.src))
 
-    return schedule(program, policy, max_rows, level_of, above)
+    def edges() -> set[tuple[int, int]]:
+        return set().union(*_kept_edges(graph, program, f"edges {kinds}"))
+
+    return schedule(program, policy, max_rows, level_of, above, edges)
+
+
+def _kept_edges(graph: Graph, program: Program, key: str) -> list[set[tuple[int, int]]]:
+    """For each part, which of its node types feeds which."""
+    try:
+        return [part.cache[key] for part in graph.parts]
+    except KeyError:
+        pass
+    bounds = graph.part_offsets.tolist()
+    for part, start, stop in zip(graph.parts, bounds[:-1], bounds[1:], strict=True):
+        if key not in part.cache:
+            ptr = program.ptr[start : stop + 1]
+            src = program.src[ptr[0] : ptr[-1]]
+            local = np.where(src >= 0, src - np.int32(start), src)
+            part.cache[key] = type_edges(len(program.types), program.type[start:stop], ptr, local)
+    return [part.cache[key] for part in graph.parts]
 
 
 def _kept(graph: Graph, key: str, make: Callable[[], Ints]) -> Ints:

@@ -28,7 +28,7 @@ from weft.graph.program import Ints
 from weft.plan.agenda import agenda_steps
 from weft.plan.components import components, is_cyclic
 from weft.plan.depth import depth_steps
-from weft.plan.levels import Indices, levels_within, offsets, stable_order
+from weft.plan.levels import Indices, levels_within, occurring, offsets, stable_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,17 @@ class GroupOrder:
 
 
 def condense(
-    num_types: int, type: Ints, ptr: Ints, src: Ints, level_of: Callable[[tuple[int, ...]], Ints] | None = None
+    num_types: int,
+    type: Ints,
+    ptr: Ints,
+    src: Ints,
+    level_of: Callable[[tuple[int, ...]], Ints] | None = None,
+    edges: set[tuple[int, int]] | None = None,
 ) -> list[GroupOrder]:
     """Groups in the order of running, producers first; types without nodes are left out.
 
     `level_of(types)` is for a caller who has kept levels: those of all nodes, with only the edges between nodes of these
-    types counted. It is asked for components on a cycle.
+    types counted. It is asked for components on a cycle. `edges` is for one who knows which type feeds which.
 
     >>> import numpy as np
     >>> type = np.array([0, 0, 0, 1, 1, 2, 2], np.int32)
@@ -72,7 +77,7 @@ def condense(
     (1,) True [3, 4] [0, 1]
     (2,) False [5, 6] [0, 0]
     """
-    groups = group_nodes(num_types, type, ptr, src)
+    groups = group_nodes(num_types, type, ptr, src, edges)
     if level_of is None:
         level_of = _levels_on_demand(ptr, src, groups)
     orders: list[GroupOrder] = []
@@ -90,7 +95,7 @@ def condense(
     return orders
 
 
-def group_nodes(num_types: int, type: Ints, ptr: Ints, src: Ints) -> Groups:
+def group_nodes(num_types: int, type: Ints, ptr: Ints, src: Ints, edges: set[tuple[int, int]] | None = None) -> Groups:
     """Condense the type graph and sort the nodes into its components.
 
     >>> import numpy as np
@@ -98,9 +103,10 @@ def group_nodes(num_types: int, type: Ints, ptr: Ints, src: Ints) -> Groups:
     >>> groups.types, groups.cyclic, [nodes.tolist() for nodes in groups.nodes]
     ([(0,), (1,)], [True, False], [[1, 2], [0]])
     """
-    edges = type_edges(num_types, type, ptr, src)
-    present = np.bincount(type, minlength=num_types) > 0
-    found = [types for types in components(num_types, edges) if present[types[0]]]
+    if edges is None:
+        edges = type_edges(num_types, type, ptr, src)
+    present = occurring(type, num_types)
+    found = [types for types in components(num_types, edges) if types[0] in present]
     of_type = np.zeros(num_types, dtype=np.int32)
     for number, types in enumerate(found):
         of_type[list(types)] = number
@@ -128,9 +134,7 @@ def type_edges(num_types: int, type: Ints, ptr: Ints, src: Ints) -> set[tuple[in
     filled = src >= 0
     if not filled.all():
         key = key[filled]
-    table_is_small = num_types * num_types <= len(key) + 65536  # a table of all pairs must not outgrow O(edges)
-    pairs = np.flatnonzero(np.bincount(key, minlength=1)) if table_is_small else np.unique(key)
-    return {divmod(pair, num_types) for pair in pairs.tolist()}
+    return {divmod(pair, num_types) for pair in occurring(key, num_types * num_types)}
 
 
 def _levels_on_demand(ptr: Ints, src: Ints, groups: Groups) -> Callable[[tuple[int, ...]], Ints]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from weft.graph.program import EMPTY, Ints, Port, Program
 from weft.plan.condense import GroupOrder
-from weft.plan.levels import Bools, Indices, stable_order
+from weft.plan.levels import Bools, Indices, occurring, stable_order
 from weft.plan.levels import offsets as offsets_of
 from weft.plan.plan import NOT_A_SLICE, Group, Plan, Read, ValueClass
 
@@ -76,22 +76,23 @@ def _by_type(step: Indices, step_type: Ints, above: Ints) -> Indices:
 
 def _groups(orders: Sequence[GroupOrder], step_type: Ints, sizes: Indices, max_rows: int | None) -> tuple[Group, ...]:
     """The row ranges of all steps, none longer than `max_rows`, by group."""
-    which = np.repeat(np.arange(len(orders)), [order.steps for order in orders])
-    if max_rows is not None:
-        pieces = -(-sizes // max_rows)
-        number = np.arange(pieces.sum()) - np.repeat(offsets_of(pieces)[:-1], pieces)
-        step_type, which = np.repeat(step_type, pieces), np.repeat(which, pieces)
-        sizes = np.minimum(np.repeat(sizes, pieces) - number * max_rows, max_rows)
-    lo = np.zeros(len(sizes), dtype=np.int32)
-    for t in {t for order in orders for t in order.types}:
-        mine = np.flatnonzero(step_type == t)
-        lo[mine] = offsets_of(sizes[mine])[:-1]
-    hi = (lo + sizes).astype(np.int32)
-    cuts = np.searchsorted(which, np.arange(len(orders) + 1))
-    return tuple(
-        Group(order.types, order.cyclic, step_type[a:b], lo[a:b], hi[a:b])
-        for order, a, b in zip(orders, cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
-    )
+    groups: list[Group] = []
+    first = 0
+    for order in orders:
+        last = first + order.steps
+        types, lengths = step_type[first:last], sizes[first:last]
+        first = last
+        if max_rows is not None:
+            pieces = -(-lengths // max_rows)
+            number = np.arange(pieces.sum()) - np.repeat(offsets_of(pieces)[:-1], pieces)
+            types, lengths = np.repeat(types, pieces), np.minimum(np.repeat(lengths, pieces) - number * max_rows, max_rows)
+        lo, hi = np.empty(len(types), dtype=np.int32), np.empty(len(types), dtype=np.int32)
+        for t in order.types:
+            mine = types == t
+            bounds = offsets_of(lengths[mine])
+            lo[mine], hi[mine] = bounds[:-1], bounds[1:]
+        groups.append(Group(order.types, order.cyclic, types, lo, hi))
+    return tuple(groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def _sources(program: Program, nodes: Sequence[Indices]) -> list[_Source]:
     # Position -1, no argument, finds the empty one at the end.
     src: Indices = np.concatenate((program.src, np.array([EMPTY], dtype=np.int64)))
     out: Ints | None = None if program.out is None else np.concatenate((program.out, np.zeros(1, dtype=np.int32)))
-    wide = _widest(program)
+    wide = 1 if out is None else _widest(program)
     sources: list[_Source] = []
     for t, kind in enumerate(program.types):
         for number, port in enumerate(kind.ports if len(nodes[t]) else ()):
@@ -128,8 +129,7 @@ def _sources(program: Program, nodes: Sequence[Indices]) -> list[_Source]:
             key: Indices = program.type.take(producer)
             if which is not None:
                 key = key.astype(np.int64) * wide + which
-            found = np.flatnonzero(np.bincount(key, minlength=1)).tolist()
-            outputs = [(k, 0) if which is None else divmod(k, wide) for k in found]
+            outputs = [divmod(k, wide) for k in occurring(key, len(program.types) * wide)]
             sources.append(_Source(t, number, port, at.astype(np.int32), bounds, node, output, filled, outputs))
     return sources
 

@@ -30,8 +30,9 @@ def schedule(
     max_rows: int | None = None,
     level_of: Levels | None = None,
     above: Callable[[], Ints] | None = None,
+    edges: Callable[[], set[tuple[int, int]]] | None = None,
 ) -> Plan:
-    """Plan a program. `level_of` and `above` may hand in levels that were kept with the examples."""
+    """Plan a program. `level_of`, `above` and `edges` may hand in what was kept with the examples (see `condense`)."""
     started = time.perf_counter()
     if policy not in POLICIES:
         raise TypeMismatch(f"policy: expected one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
@@ -40,7 +41,8 @@ def schedule(
     if program.num_nodes == 0:
         orders: list[GroupOrder] = []
     elif policy in ("auto", "condense"):
-        orders = condense(len(program.types), program.type, program.ptr, program.src, level_of)
+        feeds = None if edges is None else edges()
+        orders = condense(len(program.types), program.type, program.ptr, program.src, level_of, feeds)
     else:
         orders = [_one_group(program, policy)]
     ahead = above() if above is not None else colevels(program.ptr, program.src)
