@@ -33,6 +33,14 @@ def test_random_programs_agree_under_every_policy(first: int, models: dict[str, 
         check(seed, models)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # Inductor's own imports
+@pytest.mark.parametrize("sample", ["chain", "gru", "n-ary tree-lstm", "child-sum tree-lstm", "layer norm"])
+def test_random_programs_agree_when_compiled(sample: str, models: dict[str, VertexFunction]) -> None:
+    for seed, kind in enumerate(("dag", "tree", "holes", "batch")):
+        program, inputs = random_program(seed, models=models, sample=sample, structure=random_structure(seed, kind))
+        assert_equivalent(program, *inputs, policies=["auto"], backends=["compiled"])
+
+
 def test_the_random_programs_cover_every_cell_and_every_kind_of_structure() -> None:
     drawn = [random_program(seed) for seed in range(PROGRAMS)]
     assert {program.name for program, _ in drawn} == set(SAMPLES)
