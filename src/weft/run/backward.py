@@ -7,17 +7,18 @@ is collected step by step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan, Read
+from weft.run.collect import Collecting, pull_all
+from weft.run.columns import blocks
 from weft.run.emit import Code
-from weft.run.forward import gather_steps
+from weft.run.gather import Action, Gathering
 from weft.run.indices import BackIndex
 from weft.run.split import Split
 from weft.run.typerun import PORT_KINDS, TypeRun
@@ -109,7 +110,7 @@ class Backward:
                 rows = self.returned.get((read.type, read.port, port_name))
                 if rows is None or read.type in self.plan.groups[number].types:
                     continue
-                part = _pull_all(rows, back)
+                part = pull_all(rows, back)
                 where = run.indices.class_rows(run.type, output)
                 if isinstance(where, tuple):
                     part = part[where[0] - back.back.first : where[1] - back.back.first]
@@ -124,11 +125,11 @@ class Backward:
         for value in cut.pieces["sums"].takes:
             name: Any = run.code.input_name.get(value.name)
             if name is not None and name[0] == "ct" and value.name not in run.store:
-                actions: list[list[Callable[[], Any]]] = [[] for _ in run.sizes]
-                self._gradient_steps(number, run, name[1], value, cut, actions)
-                for step in actions:
-                    for action in step:
-                        action()
+                collecting = self._collecting(number, run, name[1], value, cut)
+                for first, last in blocks(len(run.cuts)):
+                    for action in collecting.both(first, last)[1]:
+                        if action is not None:
+                            action()
 
     def _whole(self, run: TypeRun, stage: str) -> None:
         code = self.cut[run.type][1].get(stage)
@@ -161,9 +162,10 @@ class Backward:
         functions = {type: self.cut[type][1]["back"].run for type in types}
         for type in reversed(group.step_type.tolist()):
             if type in steps:
-                first, columns = steps[type].pop()
-                for action in first:
-                    action()
+                actions, columns = next(steps[type])
+                for action in actions:
+                    if action is not None:
+                        action()
                 functions[type](*columns)
 
     def _make_room(self, run: TypeRun) -> None:
@@ -187,121 +189,52 @@ class Backward:
                     room[:-1].view(known.shape).copy_(known)
                 run.store[value.name] = room[:-1].view(run.rows, read.width, *tail) if kind == "slots" else room[:-1]
 
-    def _steps(self, number: int, run: TypeRun) -> list[Any]:
+    def _steps(self, number: int, run: TypeRun) -> Iterator[tuple[Sequence[Action | None], tuple[Any, ...]]]:
+        """From the last step to the first: what to do before it, and the arguments of its piece."""
         cut, codes = self.cut[run.type]
         code = codes["back"]
-        actions: list[list[Callable[[], Any]]] = [[] for _ in run.sizes]
-        columns = [self._taken(number, run, value, cut, actions) for value in code.takes]
-        columns += [self._stored(run, value) for value in code.stores]
-        columns += run.tail()
-        return list(zip(actions, zip(*columns, strict=True), strict=True))
+        special = [self._special(number, run, value, cut) for value in code.takes]
+        for value in code.stores:
+            if value.name not in run.store:
+                run.store[value.name] = run.empty(value)
+        plain = [None if one is not None else run.column(value) for one, value in zip(special, code.takes, strict=True)]
+        rest = [*(run.column(value) for value in code.stores), *run.tail()]
+        for first, last in reversed(list(blocks(len(run.cuts)))):
+            columns: list[Sequence[Any]] = []
+            actions: list[Sequence[Action | None]] = []
+            for one, column in zip(special, plain, strict=True):
+                if isinstance(one, Collecting):
+                    items, doing = one.both(first, last)
+                    columns.append(items)
+                    actions.append(doing)
+                elif one is not None:
+                    columns.append(one.block(first, last))
+                    actions += [one.actions(first, last)] if one.acts else []
+                else:
+                    assert column is not None
+                    columns.append(column.block(first, last))
+            columns += [column.block(first, last) for column in rest]
+            doing_first = list(zip(*actions, strict=True)) if actions else [()] * (last - first)
+            yield from zip(reversed(doing_first), reversed(list(zip(*columns, strict=True))), strict=True)
 
-    def _stored(self, run: TypeRun, value: Value) -> list[Tensor]:
-        if value.name not in run.store:
-            run.store[value.name] = run.empty(value)
-        return run.parts(value)
-
-    def _taken(self, number: int, run: TypeRun, value: Value, cut: Split, actions: list[list[Callable[[], Any]]]) -> list[Any]:
+    def _special(self, number: int, run: TypeRun, value: Value, cut: Split) -> Collecting | Gathering | None:
+        """Values that must be fetched step by step: gradients of recurrent outputs, and states that are gathered again."""
         name: Any = run.code.input_name.get(value.name)
         if name is not None and name[0] == "ct" and name[1] in run.code.role.recurrent_out:
-            return self._gradient_steps(number, run, name[1], value, cut, actions)
+            return self._collecting(number, run, name[1], value, cut)
         at = run.recurrent(value)
         if at is not None and value.name not in run.store:
-            keep = value in cut.pieces["sums"].takes
-            return gather_steps(run, at, name[-1], value, actions, keep)
-        return run.parts(value)
+            return Gathering(run, at, value, keep=value in cut.pieces["sums"].takes)
+        return None
 
-    def _gradient_steps(
-        self, number: int, run: TypeRun, name: Any, value: Value, cut: Split, actions: list[list[Callable[[], Any]]]
-    ) -> list[Tensor]:
-        """The gradient of a recurrent output, step by step: from outside, plus what the group's own readers return."""
+    def _collecting(self, number: int, run: TypeRun, name: Any, value: Value, cut: Split) -> Collecting:
+        """The gradient of a recurrent output: from outside, plus what the group's own readers return."""
         output, key = name
-        value_class = self.plan.class_of[run.type, output]
-        outside = self._outside_or_none(number, run, name)
-        outer = None if outside is None else list(outside.split_with_sizes(run.sizes))
         group = self.plan.groups[number]
         inner = [
             (self.returned[read.type, read.port, port_name], back)
-            for reader, read, port_name, back in self._readers(number, value_class, key)
+            for reader, read, port_name, back in self._readers(number, self.plan.class_of[run.type, output], key)
             if reader.type in group.types and (read.type, read.port, port_name) in self.returned
         ]
-        whole = run.empty(value)
-        if any(value is taken for taken in cut.pieces["sums"].takes):
-            run.store[value.name] = whole
-        pieces = list(whole.split_with_sizes(run.sizes))
-        starts = run.indices.class_starts(run.type, output)
-        for step, piece in enumerate(pieces):
-            parts = [(rows, back.pieces[back.starts[starts[step]]]) for rows, back in inner]
-            parts = [(rows, how) for rows, how in parts if how is not None]
-            pieces[step] = _collected(
-                piece, None if outer is None else outer[step], parts, actions[step], value.name in run.store
-            )
-        return pieces
-
-
-def _collected(
-    piece: Tensor, outer: Tensor | None, parts: list[tuple[Tensor, Any]], actions: list[Callable[[], Any]], keep: bool
-) -> Tensor:
-    """Arrange for a step's gradient to be collected; returns the tensor it will be in."""
-    n = piece.shape[0]
-    if not keep:
-        if not parts and outer is not None:
-            return outer
-        if len(parts) == 1 and outer is None and isinstance(parts[0][1], int):
-            return parts[0][0][parts[0][1] : parts[0][1] + n]
-    actions.append(_Collect(piece, outer, parts))
-    return piece
-
-
-class _Collect:
-    """Sum what comes back for a step's rows into `out`, in a fixed order."""
-
-    __slots__ = ("out", "outer", "parts")
-
-    def __init__(self, out: Tensor, outer: Tensor | None, parts: list[tuple[Tensor, Any]]) -> None:
-        self.out, self.outer, self.parts = out, outer, parts
-
-    def __call__(self) -> None:
-        out, started = self.out, False
-        for rows, how in self.parts:
-            if isinstance(how, int):
-                part = rows[how : how + out.shape[0]]
-                if started:
-                    out.add_(part)
-                elif self.outer is not None:
-                    torch.add(self.outer, part, out=out)
-                else:
-                    out.copy_(part)
-            elif isinstance(how, Tensor) and not started:
-                torch.index_select(rows, 0, how, out=out)
-                if self.outer is not None:
-                    out.add_(self.outer)
-            else:
-                part = rows.index_select(0, how) if isinstance(how, Tensor) else bag_sum(rows, how[0], how[1])
-                if started:
-                    out.add_(part)
-                elif self.outer is not None:
-                    torch.add(self.outer, part, out=out)
-                else:
-                    out.copy_(part)
-            started = True
-        if not started:
-            if self.outer is None:
-                out.zero_()
-            else:
-                out.copy_(self.outer)
-
-
-def _pull_all(rows: Tensor, back: BackIndex) -> Tensor:
-    """The gradient of all class rows that a group wrote, from one reader outside it."""
-    how = back.pieces[0]
-    n = back.back.last - back.back.first
-    if isinstance(how, int):
-        return rows[how : how + n]
-    if isinstance(how, Tensor):
-        if int(back.back.single.max()) < rows.shape[0]:  # type: ignore[union-attr]
-            return rows.index_select(0, how)
-        counts = torch.from_numpy(back.back.offsets).to(rows.device)
-        return bag_sum(rows, torch.from_numpy(back.back.index).to(rows.device), counts)
-    assert isinstance(how, tuple)
-    return bag_sum(rows, how[0], how[1])
+        keep = any(value is taken for taken in cut.pieces["sums"].takes)
+        return Collecting(run, value, output, self._outside_or_none(number, run, name), inner, keep)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan
-from weft.run.indices import ReadIndex
+from weft.run.columns import Column, blocks
+from weft.run.gather import Action, Gathering, Rows
 from weft.run.typerun import TypeRun
-
-Step = tuple[list[Callable[[], Any]], tuple[Any, ...]]
 
 
 def run_forward(plan: Plan, runs: dict[int, TypeRun]) -> None:
@@ -72,9 +69,9 @@ def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Name]]:
 
 
 def _sweep(group: Group, runs: dict[int, TypeRun]) -> None:
-    steps = {type: iter(_steps(runs[type])) for type in group.types if "during" in runs[type].code.codes}
+    steps = {type: _steps(runs[type]) for type in group.types if "during" in runs[type].code.codes}
     functions = {type: runs[type].code.codes["during"].run for type in steps}
-    if len(steps) == 1 and len(group.types) == 1:
+    if len(steps) == 1:
         (only,) = steps
         function = functions[only]
         for gathers, columns in steps[only]:
@@ -90,103 +87,39 @@ def _sweep(group: Group, runs: dict[int, TypeRun]) -> None:
             functions[type](*columns)
 
 
-def _steps(run: TypeRun) -> list[Step]:
+def _steps(run: TypeRun) -> Iterator[tuple[Sequence[Action], tuple[Any, ...]]]:
     """For every step of a type: the gathers to do first, and the arguments of its piece."""
     code = run.code.codes["during"]
-    gathers: list[list[Callable[[], Any]]] = [[] for _ in run.sizes]
-    columns = [_taken(run, value, gathers) for value in code.takes]
-    columns += [_stored(run, value, gathers) for value in code.stores]
+    gathering = [_gathering(run, value) for value in code.takes]
+    columns = [gather or run.column(value) for gather, value in zip(gathering, code.takes, strict=True)]
+    columns += [_stored(run, value) for value in code.stores]
     columns += run.tail()
-    return list(zip(gathers, zip(*columns, strict=True), strict=True))
+    acting = [gather for gather in gathering if gather is not None and gather.acts]
+    for first, last in blocks(len(run.cuts)):
+        items = zip(*[column.block(first, last) for column in columns], strict=True)
+        actions = zip(*[gather.actions(first, last) for gather in acting], strict=True) if acting else repeat(())
+        yield from zip(actions, items, strict=False)
 
 
-def _taken(run: TypeRun, value: Value, gathers: list[list[Callable[[], Any]]]) -> list[Any]:
+def _gathering(run: TypeRun, value: Value) -> Gathering | None:
     at = run.recurrent(value)
     if at is None:
-        return run.parts(value)
-    key: Any = run.code.input_name[value.name]
+        return None
     keep = any(value is saved for saved in run.code.saved()) or value in run.code.split.pieces["after"].takes
-    return gather_steps(run, at, key[-1], value, gathers, keep)
+    return Gathering(run, at, value, keep)
 
 
-def gather_steps(
-    run: TypeRun, at: ReadIndex, key: Name, value: Value, gathers: list[list[Callable[[], Any]]], keep: bool
-) -> list[Tensor]:
-    """What a recurrent port reads, step by step: views of the arena where the rows are consecutive, else gathers."""
-    arena = run.arenas[at.read.value_class, key]
-    if at.read.kind != "sum" and at.all_slices:
-        return [
-            arena.narrow(0, start, size).view(run._gathered_shape(at.read, arena))
-            for start, size in zip(at.starts, at.sizes, strict=True)
-        ]
-    if keep or _is_small(run, value):
-        whole = run.store[value.name] = run.empty(value)
-        flat = pieces = run.parts(value)
-        if at.read.kind == "slots":
-            flat = list(whole.view(-1, *arena.shape[1:]).split_with_sizes(at.sizes))
-    else:
-        rows = at.sizes if at.read.kind != "sum" else run.sizes
-        scratch = arena.new_empty((max(rows, default=0), *arena.shape[1:]))
-        flat = [scratch[:size] for size in rows]
-        pieces = [piece.view(run._gathered_shape(at.read, arena)) for piece in flat]
-    for step, piece in enumerate(flat):
-        if at.read.kind == "sum":
-            assert at.bounds is not None
-            gathers[step].append(_Sum(arena, at.pieces[step], at.bounds[step], piece))
-        else:
-            gathers[step].append(_Select(arena, at.pieces[step], piece))
-    return pieces
-
-
-def _is_small(run: TypeRun, value: Value) -> bool:
-    """Memory for all steps, cut once, costs less than cutting a scratch buffer for every step, as long as it stays small."""
-    width = math.prod(size for size in (value.shape or ()) if isinstance(size, int))
-    return width * max(run.rows, run.edges) <= 1 << 18
-
-
-class _Select:
-    __slots__ = ("arena", "index", "out")
-
-    def __init__(self, arena: Tensor, index: Tensor, out: Tensor) -> None:
-        self.arena, self.index, self.out = arena, index, out
-
-    def __call__(self) -> None:
-        torch.index_select(self.arena, 0, self.index, out=self.out)
-
-
-class _Sum:
-    __slots__ = ("arena", "bounds", "index", "out")
-
-    def __init__(self, arena: Tensor, index: Tensor, bounds: Tensor, out: Tensor) -> None:
-        self.arena, self.index, self.bounds, self.out = arena, index, bounds, out
-
-    def __call__(self) -> None:
-        self.out.copy_(bag_sum(self.arena, self.index, self.bounds))
-
-
-class _Copy:
-    __slots__ = ("source", "to")
-
-    def __init__(self, source: Tensor, to: Tensor) -> None:
-        self.source, self.to = source, to
-
-    def __call__(self) -> None:
-        self.to.copy_(self.source)
-
-
-def _stored(run: TypeRun, value: Value, gathers: list[list[Callable[[], Any]]]) -> list[Tensor]:
+def _stored(run: TypeRun, value: Value) -> Column:
     """Where a step writes a value: its rows of the class arena, or of memory of its own."""
     names = exchanged(run, value)
     if not names:
         run.store[value.name] = run.empty(value)
-        return run.parts(value)
+        return run.column(value)
     output, key = names[0]
     arena = run.arenas[run.indices.plan.class_of[run.type, output], key]
     where = run.indices.class_rows(run.type, output)
     if isinstance(where, tuple):
         run.store[value.name] = arena[where[0] : where[1]]
-        return list(run.store[value.name].split_with_sizes(run.sizes))
+        return run.column(value)
     run.in_class[value.name] = output, key
-    return [
-        arena.narrow(0, start, size) for start, size in zip(run.indices.class_starts(run.type, output), run.sizes, strict=True)
-    ]
+    return Rows(arena, run.indices.class_starts(run.type, output), run.cuts.sizes)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
+from weft.run.columns import Cut, Cuts
 
 T = TypeVar("T")
 
@@ -22,31 +23,49 @@ def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ReadIndex:
-    """One read as tensors. `pieces` are per step for a recurrent read, else one over all rows."""
+    """One read as tensors. Pieces are per step for a recurrent read, else one over all rows."""
 
     read: Read
     index: Tensor
-    pieces: list[Tensor]
+    cuts: Cuts
+    """Gathered rows of each piece."""
     starts: list[int]
     """First class row of each piece that is a slice, else -1."""
-    sizes: list[int]
-    """Gathered rows of each piece."""
-    bounds: list[Tensor] | None
+    all_slices: bool
+    bounds: Cut | None
     """For sums: each piece's segment bounds, counted from 0."""
 
     @property
-    def all_slices(self) -> bool:
-        return all(start != NOT_A_SLICE for start in self.starts)
+    def pieces(self) -> Cut:
+        return Cut(self.index, self.cuts)
 
 
 @dataclass(frozen=True, eq=False)
 class BackIndex:
-    """One return as tensors, per piece: nothing (None), a slice (int), an index, or an index with segment bounds."""
+    """One return as tensors."""
 
     back: Return
-    pieces: list[int | Tensor | tuple[Tensor, Tensor] | None]
+    index: Tensor
+    single: Tensor | None
+    bounds: Tensor
+    cuts: list[int]
+    elements: list[int]
+    slices: list[int]
+    nothing: list[bool]
     starts: dict[int, int]
     """From the first class row of a piece to its number."""
+
+    def piece(self, number: int) -> int | Tensor | tuple[Tensor, Tensor] | None:
+        """How one piece's gradients come back: not at all, by a slice, by an index, or by an index with segment bounds."""
+        if self.nothing[number]:
+            return None
+        if self.slices[number] != NOT_A_SLICE:
+            return self.slices[number]
+        first, last = self.cuts[number], self.cuts[number + 1]
+        if self.single is not None:
+            return self.single[first:last]
+        bounds = self.bounds[first : last + 1]
+        return self.index[self.elements[number] : self.elements[number + 1]], bounds - bounds[0]
 
 
 class Indices:
@@ -89,54 +108,56 @@ class Indices:
     def row_of_node(self) -> Tensor:
         return self._once("row of node", lambda: as_tensor(self.plan.row, self.device))
 
-    def step_sizes(self, type: int) -> list[int]:
-        def make() -> list[int]:
+    def step_cuts(self, type: int) -> Cuts:
+        """The rows of each step of a type."""
+
+        def make() -> Cuts:
             lo, hi = self.plan.type_steps(type)
-            return cast(list[int], (hi - lo).tolist())
+            return Cuts((hi - lo).tolist())
 
-        return self._once(("sizes", type), make)
+        return self._once(("cuts", type), make)
 
-    def edge_sizes(self, read: Read) -> list[int]:
-        def make() -> list[int]:
+    def edge_cuts(self, read: Read) -> Cuts:
+        """The edges of each step of a type."""
+
+        def make() -> Cuts:
             assert read.offsets is not None
             lo, hi = self.plan.type_steps(read.type)
-            return cast(list[int], (read.offsets[hi] - read.offsets[lo]).tolist())
+            return Cuts((read.offsets[hi] - read.offsets[lo]).tolist())
 
-        return self._once(("edge sizes", read.type, read.port), make)
+        return self._once(("edge cuts", read.type, read.port), make)
 
-    def seg(self, read: Read) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    def seg(self, read: Read) -> tuple[Tensor, Tensor, Cut, Cut]:
         """Which row each edge belongs to, and segment bounds: over all rows, and for each step counted from its start."""
 
-        def make() -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        def make() -> tuple[Tensor, Tensor, Cut, Cut]:
             assert read.offsets is not None
             lo, hi = self.plan.type_steps(read.type)
             counts = np.diff(read.offsets)
             whole = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
             inside = whole - np.repeat(np.repeat(lo, hi - lo), counts)
             edge_cuts = read.offsets[np.concatenate((lo, hi[-1:]))]
-            segs = list(as_tensor(inside, self.device).split(np.diff(edge_cuts).tolist()))
+            segs = Cut(as_tensor(inside, self.device), Cuts(np.diff(edge_cuts).tolist()))
             return as_tensor(whole, self.device), as_tensor(read.offsets, self.device), segs, self._bounds(read, lo, hi)
 
         return self._once(("seg", read.type, read.port), make)
 
-    def _bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> list[Tensor]:
+    def _bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> Cut:
         assert read.offsets is not None
         sizes = hi - lo
         total = int(sizes.sum()) + len(sizes)
         starts = np.concatenate(([0], np.cumsum(sizes + 1)))[:-1]
         at = np.arange(total) - np.repeat(starts, sizes + 1) + np.repeat(lo, sizes + 1)
         relative = read.offsets[at] - np.repeat(read.offsets[lo], sizes + 1)
-        return list(as_tensor(relative.astype(np.int32), self.device).split((sizes + 1).tolist()))
+        return Cut(as_tensor(relative.astype(np.int32), self.device), Cuts((sizes + 1).tolist()))
 
     def read(self, read: Read) -> ReadIndex:
         def make() -> ReadIndex:
             index = as_tensor(read.index, self.device)
             element = read.offsets[read.bounds] if read.offsets is not None else read.bounds * read.width
-            sizes = np.diff(element).tolist()
-            bounds = None
-            if read.kind == "sum":
-                bounds = self._bounds(read, read.bounds[:-1], read.bounds[1:])
-            return ReadIndex(read, index, list(index.split(sizes)), read.slices.tolist(), sizes, bounds)
+            bounds = self._bounds(read, read.bounds[:-1], read.bounds[1:]) if read.kind == "sum" else None
+            slices = bool((read.slices != NOT_A_SLICE).all())
+            return ReadIndex(read, index, Cuts(np.diff(element).tolist()), read.slices.tolist(), slices, bounds)
 
         return self._once(("read", read.type, read.port), make)
 
@@ -167,22 +188,17 @@ class Indices:
 
     def _back(self, back: Return) -> BackIndex:
         cuts = back.bounds.tolist()
-        element = back.offsets[back.bounds].tolist()
-        index = as_tensor(back.index, self.device)
-        single = None if back.single is None else as_tensor(back.single, self.device)
-        pieces: list[int | Tensor | tuple[Tensor, Tensor] | None] = []
-        for i, (start, nothing) in enumerate(zip(back.slices.tolist(), back.nothing.tolist(), strict=True)):
-            if nothing:
-                pieces.append(None)
-            elif start != NOT_A_SLICE:
-                pieces.append(start)
-            elif single is not None:
-                pieces.append(single[cuts[i] : cuts[i + 1]])
-            else:
-                offsets = back.offsets[cuts[i] : cuts[i + 1] + 1]
-                bounds = as_tensor((offsets - offsets[0]).astype(np.int32), self.device)
-                pieces.append((index[element[i] : element[i + 1]], bounds))
-        return BackIndex(back, pieces, {back.first + cut: i for i, cut in enumerate(cuts[:-1])})
+        return BackIndex(
+            back,
+            as_tensor(back.index, self.device),
+            None if back.single is None else as_tensor(back.single, self.device),
+            as_tensor(back.offsets, self.device),
+            cuts,
+            back.offsets[back.bounds].tolist(),
+            back.slices.tolist(),
+            back.nothing.tolist(),
+            {back.first + cut: i for i, cut in enumerate(cuts[:-1])},
+        )
 
     def _once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self._kept:

@@ -12,6 +12,7 @@ from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
 from weft.run.code import CellCode
+from weft.run.columns import Column, Cut, Cuts, Listed, Same
 from weft.run.emit import Code
 from weft.run.indices import Indices, ReadIndex
 
@@ -41,7 +42,7 @@ class TypeRun:
         bag = self.ports.get("edges")
         self.bag = bag
         self.edges = 0 if bag is None else len(bag.index)
-        self.sizes = indices.step_sizes(type)
+        self.cuts = indices.step_cuts(type)
         self.store: dict[str, Tensor] = {}
         self.in_class: dict[str, tuple[int, Name]] = {}
         """Values that exist only in their class arena, between rows of other types."""
@@ -85,15 +86,15 @@ class TypeRun:
         """All rows that a port reads, at once."""
         at = self.indices.read(read)
         arena = self.arenas[read.value_class, key]
-        shape = self._gathered_shape(read, arena)
+        shape = self.gathered_shape(read, arena)
         if read.kind == "sum":
             assert read.offsets is not None
             return bag_sum(arena, at.index, self.indices.seg(read)[1])
         if len(at.starts) == 1 and at.starts[0] >= 0:
-            return arena.narrow(0, at.starts[0], at.sizes[0]).view(shape)
+            return arena.narrow(0, at.starts[0], at.cuts.sizes[0]).view(shape)
         return arena.index_select(0, at.index).view(shape)
 
-    def _gathered_shape(self, read: Read, arena: Tensor, rows: int = -1) -> tuple[int, ...]:
+    def gathered_shape(self, read: Read, arena: Tensor, rows: int = -1) -> tuple[int, ...]:
         tail = tuple(arena.shape[1:])
         return (rows, read.width, *tail) if read.kind == "slots" else (rows, *tail)
 
@@ -120,23 +121,20 @@ class TypeRun:
 
     # Per step.
 
-    def parts(self, value: Value) -> list[Tensor]:
+    def column(self, value: Value) -> Column:
         """A value's tensor cut into the steps' rows."""
-        tensor = self.whole(value)
         rows = value.rows
         if rows is None:
-            return [tensor] * len(self.sizes)
+            return Same(self.whole(value))
         if self.code.input_name.get(value.name) == ("seg",):
             assert self.bag is not None
             return self.indices.seg(self.bag)[2]
-        sizes = self.sizes if rows.kind == "n" else self.edge_sizes()
-        if rows.times != 1:
-            sizes = [size * rows.times for size in sizes]
-        return list(tensor.split_with_sizes(sizes, value.row_dim or 0))
+        cuts = self.cuts if rows.kind == "n" else self.edge_cuts()
+        return Cut(self.whole(value), cuts, rows.times, value.row_dim or 0)
 
-    def edge_sizes(self) -> list[int]:
+    def edge_cuts(self) -> Cuts:
         assert self.bag is not None
-        return self.indices.edge_sizes(self.bag)
+        return self.indices.edge_cuts(self.bag)
 
     def empty(self, value: Value) -> Tensor:
         """Fresh memory for a value over all rows."""
@@ -146,13 +144,12 @@ class TypeRun:
             shape.append(size if isinstance(size, int) else size.times * rows)
         return torch.empty(shape, dtype=value.dtype, device=self.indices.device)
 
-    def tail(self) -> tuple[list[Any], ...]:
+    def tail(self) -> list[Column]:
         """The last columns of every per-step piece: numbers of rows and edges, segment bounds, the call's records."""
-        steps = len(self.sizes)
-        records = [self.records] * steps
+        records = Same(self.records)
         if self.bag is None:
-            return self.sizes, [0] * steps, [None] * steps, records
-        return self.sizes, self.edge_sizes(), self.indices.seg(self.bag)[3], records
+            return [Listed(self.cuts.sizes), Same(0), Same(None), records]
+        return [Listed(self.cuts.sizes), Listed(self.edge_cuts().sizes), self.indices.seg(self.bag)[3], records]
 
     def recurrent(self, value: Value) -> ReadIndex | None:
         """The read behind a value if it is gathered from rows that are still being computed."""

@@ -1,0 +1,96 @@
+"""Gathers of a sweep: what a recurrent port reads in each step.
+
+Where the rows that every step reads are consecutive, a gather is a view of the arena and nothing is copied. Else each step
+copies its rows: into memory that is kept, if backward or a later piece reads them again, or into scratch memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.graph.segments import bag_sum
+from weft.graph.tape import Value
+from weft.run.columns import Cut
+from weft.run.indices import ReadIndex
+from weft.run.typerun import TypeRun
+
+Action = Callable[[], Any]
+
+SMALL = 1 << 18
+"""Numbers in a buffer up to which memory for all steps, cut once, is cheaper than a scratch buffer cut for every step."""
+
+
+class Rows:
+    """Ranges of an arena's rows, one for each step, seen in some shape."""
+
+    def __init__(self, arena: Tensor, starts: list[int], sizes: list[int], shape: tuple[int, ...] | None = None) -> None:
+        self.arena, self.starts, self.sizes, self.shape = arena, starts, sizes, shape
+
+    def block(self, first: int, last: int) -> Sequence[Tensor]:
+        ranges = zip(self.starts[first:last], self.sizes[first:last], strict=True)
+        rows = [self.arena.narrow(0, start, size) for start, size in ranges]
+        return rows if self.shape is None else [row.view(self.shape) for row in rows]
+
+
+class Gathering:
+    """The column of a value that is gathered step by step, and the actions that gather it."""
+
+    def __init__(self, run: TypeRun, at: ReadIndex, value: Value, keep: bool) -> None:
+        key = run.code.input_name[value.name][-1]
+        arena = run.arenas[at.read.value_class, key]
+        self.at, self.arena = at, arena
+        self.is_sum = at.read.kind == "sum"
+        self.acts = self.is_sum or not at.all_slices
+        shape = run.gathered_shape(at.read, arena)
+        if not self.acts:
+            self.column: Any = Rows(arena, at.starts, at.cuts.sizes, shape)
+        elif keep or numbers(run, value) <= SMALL:
+            whole = run.store[value.name] = run.empty(value)
+            self.column = run.column(value)
+            self.flat: Any = Cut(whole.view(-1, *arena.shape[1:]), run.cuts if self.is_sum else at.cuts)
+        else:
+            sizes = run.cuts.sizes if self.is_sum else at.cuts.sizes
+            scratch = arena.new_empty((max(sizes, default=0), *arena.shape[1:]))
+            zeros = [0] * len(sizes)
+            self.column, self.flat = Rows(scratch, zeros, sizes, shape), Rows(scratch, zeros, sizes)
+
+    def block(self, first: int, last: int) -> Sequence[Tensor]:
+        rows: Sequence[Tensor] = self.column.block(first, last)
+        return rows
+
+    def actions(self, first: int, last: int) -> list[Action]:
+        indices, places = self.at.pieces.block(first, last), self.flat.block(first, last)
+        if self.is_sum:
+            assert self.at.bounds is not None
+            bounds = self.at.bounds.block(first, last)
+            return [_Sum(self.arena, *step) for step in zip(indices, bounds, places, strict=True)]
+        return [_Select(self.arena, *step) for step in zip(indices, places, strict=True)]
+
+
+def numbers(run: TypeRun, value: Value) -> int:
+    return math.prod(size for size in (value.shape or ()) if isinstance(size, int)) * max(run.rows, run.edges)
+
+
+class _Select:
+    __slots__ = ("arena", "index", "out")
+
+    def __init__(self, arena: Tensor, index: Tensor, out: Tensor) -> None:
+        self.arena, self.index, self.out = arena, index, out
+
+    def __call__(self) -> None:
+        torch.index_select(self.arena, 0, self.index, out=self.out)
+
+
+class _Sum:
+    __slots__ = ("arena", "bounds", "index", "out")
+
+    def __init__(self, arena: Tensor, index: Tensor, bounds: Tensor, out: Tensor) -> None:
+        self.arena, self.index, self.bounds, self.out = arena, index, bounds, out
+
+    def __call__(self) -> None:
+        self.out.copy_(bag_sum(self.arena, self.index, self.bounds))
