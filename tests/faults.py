@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 import weft.graph.rows as rows_module
-import weft.run.backward as backward_module
+import weft.run.collect as collect_module
 from weft.api.graph_core import GraphCore
 from weft.api.vertexcall import VertexCall
 from weft.graph.cell import Trace
 from weft.run.backward import Backward
 from weft.run.batched import Execution
-from weft.run.forward import _Select, _Sum
+from weft.run.columns import Cut
+from weft.run.gather import _Select, _Sum
 from weft.run.indices import Indices
 from weft.run.typerun import TypeRun
 
@@ -110,7 +111,7 @@ def parameter_gradients_from_the_last_level_only(right: Any) -> Any:
             for value in code.takes:
                 if value.rows is not None and value.rows.kind == "n" and value.row_dim == 0:
                     kept = run.whole(value).clone()
-                    kept[: sum(run.sizes[:-1]) * value.rows.times] = 0
+                    kept[: sum(run.cuts.sizes[:-1]) * value.rows.times] = 0
                     run.store[value.name] = kept
         right(self, run, stage)
 
@@ -137,9 +138,10 @@ def plans_of_other_graphs_are_reused(right: Any) -> Any:
 
 @fault(Indices, "_bounds")
 def wrong_segment_bounds(right: Any) -> Any:
-    def bounds(self: Any, *arguments: Any) -> list[Tensor]:
-        pieces: list[Tensor] = right(self, *arguments)
-        return [torch.cat([piece[:1], (piece[1:-1] - 1).clamp_min(0), piece[-1:]]) for piece in pieces]
+    def bounds(self: Any, *arguments: Any) -> Cut:
+        cut: Cut = right(self, *arguments)
+        pieces = [torch.cat([piece[:1], (piece[1:-1] - 1).clamp_min(0), piece[-1:]]) for piece in cut.block(0, len(cut.cuts))]
+        return Cut(torch.cat(pieces), cut.cuts)
 
     return bounds
 
@@ -152,7 +154,7 @@ def gradient_from_the_caller_is_lost_inside_a_cycle(right: Any) -> Any:
     return outside
 
 
-@fault(backward_module, "bag_sum")
+@fault(collect_module, "bag_sum")
 def only_one_reader_sends_its_gradient_back(right: Any) -> Any:
     def bag_sum(rows: Tensor, index: Tensor, bounds: Tensor) -> Tensor:
         filled = bounds.diff() > 0

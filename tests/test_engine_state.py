@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
-from weft.run.forward import _Select, _Sum
+from weft.run.gather import _Select, _Sum
 from weft.testing import assert_equivalent, random_structure
 
 torch.set_num_threads(1)
@@ -245,7 +245,7 @@ def wide_net() -> Net:
 
 
 class Allocations(TorchDispatchMode):
-    """Every piece of memory that an operation returned a tensor in, without keeping it alive."""
+    """Every piece of memory that an operation returned rows of numbers in, without keeping it alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in torch.utils._pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] > 1:
+            if isinstance(leaf, Tensor) and leaf.dim() and leaf.is_floating_point():  # index arrays stay with their plan
                 reference = StorageWeakRef(leaf.untyped_storage())
                 self.seen[reference.cdata] = reference
         return result

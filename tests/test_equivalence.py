@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import weft
 from replay import check
 from weft.api.function import VertexFunction
+from weft.run import collect, columns, gather
 from weft.testing import assert_equivalent, random_program, random_structure
+from weft.testing.once import outside_tensors
 from weft.testing.programs import SAMPLES
 from weft.testing.structures import KINDS
 
@@ -30,6 +32,18 @@ def models() -> dict[str, VertexFunction]:
 @pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
 def test_random_programs_agree_under_every_policy(first: int, models: dict[str, VertexFunction]) -> None:
     for seed in range(first, first + AT_ONCE):
+        check(seed, models)
+
+
+@pytest.mark.parametrize("small", [0, gather.SMALL], ids=["scratch memory", "kept memory"])
+def test_random_programs_agree_when_steps_come_in_small_blocks(
+    small: int, models: dict[str, VertexFunction], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Views are made a block of steps at a time, and wide gathers go through scratch memory: here both happen at once."""
+    monkeypatch.setattr(columns, "BLOCK", 2)
+    for module in (gather, collect):
+        monkeypatch.setattr(module, "SMALL", small)
+    for seed in range(60):
         check(seed, models)
 
 
@@ -170,6 +184,15 @@ def test_a_gradient_of_the_input_is_compared_though_it_requires_none() -> None:
     with pytest.raises(AssertionError, match=r"gradient of input 1: the largest difference is"):
         assert_equivalent(Halved(None), graph, x)
     assert not x.requires_grad
+
+
+def test_gradients_of_captured_tensors_are_compared() -> None:
+    program, _ = random_program(0, sample="captured")
+    assert {name for name in outside_tensors(program) if not name.startswith("parameter")} == {
+        "captured tensor 'SHARED' of shape [3]",
+        "captured tensor 'plain' of shape [3]",
+        "closure tensor 4 of shape [3, 3]",
+    }
 
 
 def test_everything_is_left_as_it_was() -> None:

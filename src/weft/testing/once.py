@@ -47,7 +47,7 @@ def outside_tensors(function: Any) -> dict[str, Tensor]:
         tensor = fetch(place)
         if isinstance(tensor, Tensor) and tensor.requires_grad and id(tensor) not in known:
             known.add(id(tensor))
-            name = f"captured tensor {place[1]!r}" if place[1] != "" else "closure tensor"
+            name = f"captured tensor {place[1]!r}" if place[1] != "" else f"closure tensor {len(found)}"
             found[f"{name} of shape {list(tensor.shape)}"] = tensor
     return found
 
