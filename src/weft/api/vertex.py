@@ -101,7 +101,8 @@ class Vertex:
             check_key(key, self._keys)
             if key in self._scattered:
                 raise StructureError(f"state key {key!r} was scattered twice; each vertex scatters every key exactly once")
-            value = torch.as_tensor(value)
+            if not isinstance(value, Tensor):
+                raise TypeMismatch(f"scatter({key}=...): expected a tensor, got {type(value).__name__}")
             spec = specs[key]
             if tuple(value.shape) != spec.shape:
                 raise ShapeError(f"scatter({key}=...): expected shape {list(spec.shape)}, got {list(value.shape)}")

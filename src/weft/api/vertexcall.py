@@ -281,10 +281,16 @@ class VertexCall:
             return self._empty(tree)
         feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
         feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
-        call = Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, self.options.recompute, self._backend())
+        call = Call(
+            plan, cells, feeds, self.edge_leaves, wanted, self.device, self.options.recompute, self._backend(), self._everyone()
+        )
         with torch.autocast(self.device.type, enabled=False):
             rows = run_batched(call)
         return self._result(tree, [self._last_round(row) for row in rows])
+
+    def _everyone(self) -> list[Tensor]:
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return [p for p in self.model.parameters() if p.requires_grad] if together else []
 
     def _backend(self) -> str:
         return "eager" if self.options.backend == "auto" else self.options.backend
@@ -307,7 +313,12 @@ class VertexCall:
         cell, tree = self.cell(0, True)
         outputs = cell.trace.outputs
         specs = [outputs[name] for name in self._wanted(tree)]
-        return self._result(tree, [torch.empty((0, *spec.shape), dtype=spec.dtype, device=self.device) for spec in specs])
+        rows = [torch.empty((0, *spec.shape), dtype=spec.dtype, device=self.device) for spec in specs]
+        # As with any PyTorch module, the result of an empty batch can be trained on: gradients are zeros.
+        anchor = sum(
+            ((p * 0).sum() for p in self.model.parameters() if p.requires_grad and p.is_floating_point()), torch.zeros(())
+        )
+        return self._result(tree, [row + anchor.to(row) if row.is_floating_point() else row for row in rows])
 
     def _run_reference(self) -> Any:
         kinds, ids, bodies, trees = self._reference_types()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+_INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -47,6 +48,8 @@ class Surroundings:
 
     tensors: list[Place] = field(default_factory=list)
     settings: list[Place] = field(default_factory=list)
+    objects: list[Place] = field(default_factory=list)
+    """Functions, modules and other objects: replacing one by another is a change."""
     modules: list[nn.Module] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
@@ -70,10 +73,9 @@ class Surroundings:
 
     def _module(self, module: nn.Module) -> Iterator[Any]:
         self.modules.append(module)
-        yield from (child for child in module._modules.values() if child is not None)
-        for container in (module._parameters, module._buffers, module.__dict__):
+        for container in (module._parameters, module._buffers, module._modules, module.__dict__):
             for key in container:
-                if key not in ("_parameters", "_buffers", "_modules"):
+                if key not in _INTERNAL:
                     yield from self._place((container, key))
         for cls in type(module).__mro__:
             if not cls.__module__.startswith("torch."):
@@ -96,14 +98,28 @@ class Surroundings:
         elif _is_plain(value):
             self.settings.append(place)
         elif isinstance(value, list | tuple | dict) and len(value) < 64:
+            self.settings.append((_Length(place), ""))
             keys = list(value) if isinstance(value, dict) else list(range(len(value)))
             for key in keys:
                 if isinstance(value[key], Tensor):
                     self.tensors.append((_Inside(place), key))
                 elif _is_plain(value[key]):
                     self.settings.append((_Inside(place), key))
-        elif isinstance(value, nn.Module | types.FunctionType | types.MethodType) and not _from_torch(value):
-            yield value
+        elif not isinstance(value, types.ModuleType):
+            self.objects.append(place)
+            if isinstance(value, nn.Module | types.FunctionType | types.MethodType) and not _from_torch(value):
+                yield value
+
+
+class _Length:
+    """The length of a list or dictionary that is found at a place."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def __getitem__(self, _: Any) -> Any:
+        value = fetch(self.place)
+        return None if value is None else len(value)
 
 
 class _Inside:
@@ -141,26 +157,26 @@ def hooked(modules: list[nn.Module]) -> nn.Module | None:
 
 
 class Guards:
-    """Settings as they were at some time, compared at every call: one C call per dictionary that they live in."""
+    """Settings and objects as they were at some time, compared at every call: one C call per dictionary that they live in."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, surroundings: Surroundings) -> None:
         by_dict: dict[int, tuple[dict[Any, Any], list[Any]]] = {}
         self.others: list[tuple[Place, Any]] = []
-        for container, key in places:
+        for container, key in [*surroundings.settings, *surroundings.objects]:
             if isinstance(container, dict):
                 by_dict.setdefault(id(container), (container, []))[1].append(key)
             else:
                 self.others.append(((container, key), fetch((container, key))))
-        self.dicts: list[tuple[Callable[[Any], Any], dict[Any, Any], Any]] = []
+        self.dicts: list[tuple[Callable[[Any], Any], dict[Any, Any], tuple[Any, ...]]] = []
         for container, keys in by_dict.values():
-            get = itemgetter(*keys)
+            get = itemgetter(*keys, keys[0])  # at least two keys, so that the answer is always a tuple
             self.dicts.append((get, container, get(container)))
 
     def hold(self) -> bool:
         try:
             for get, container, expected in self.dicts:
                 now = get(container)
-                if now != expected and not _same(now, expected):
+                if not all(map(is_, now, expected)) and not _same(now, expected):
                     return False
         except KeyError:
             return False
@@ -168,7 +184,11 @@ class Guards:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Equal, where NaN counts as equal to itself."""
+    """The same object, or equal plain values, where NaN counts as equal to itself."""
+    if first is second:
+        return True
     if isinstance(first, tuple) and isinstance(second, tuple):
-        return len(first) == len(second) and all(a is b or _same(a, b) for a, b in zip(first, second, strict=True))
-    return bool(first is second or first == second or (first != first and second != second))
+        return len(first) == len(second) and all(_same(a, b) for a, b in zip(first, second, strict=True))
+    if not (isinstance(first, _PLAIN) and isinstance(second, _PLAIN)) or type(first) is not type(second):
+        return False
+    return bool(first == second or (first != first and second != second))

@@ -131,7 +131,7 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
 
 def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trace:
     """Trace a cell; raises `TraceError` with the reason if it cannot be."""
-    hooking = hooked(surroundings.modules)
+    hooking = hooked(_inner(surroundings))
     if hooking is not None:
         raise TraceError(f"{_HOOKS} ({type(hooking).__name__})")
     try:
@@ -143,6 +143,11 @@ def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trac
     except Exception as error:
         raise TraceError(_reason(error)) from error
     return _finished(name, tape, spec, signature.asked, signature.outputs, places, surroundings, None)
+
+
+def _inner(surroundings: Surroundings) -> list[nn.Module]:
+    """The modules that the code calls; the first is the one whose code it is, and its own hooks fire once per call anyway."""
+    return surroundings.modules[1:]
 
 
 def trace_plainly(
@@ -194,7 +199,7 @@ def _finished(
     ports = ports_of(asked, spec.first_child)
     join_slots(tape, next((port.positions for port in ports if port.kind == "slots"), ()))
     kinds = tuple(_kind(fetch(place)) for place in places)
-    return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings.settings), surroundings.modules, fallback)
+    return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings), _inner(surroundings), fallback)
 
 
 def _place(surroundings: Surroundings, tensor: Tensor) -> Place:
@@ -278,8 +283,9 @@ def _batched(body: Body, spec: Spec, signature: Signature, inputs: dict[Name, Te
 
     def one(number: Tensor, mine: dict[Name, Tensor]) -> dict[Name, Tensor]:
         level = torch._C._functorch.maybe_get_level(number)
-        answers = ManyRows(spec, lambda name, _: mine[name], per_edge, inputs.get(("seg",)), rows, level)
-        return {name: torch.as_tensor(value) for name, value in body(answers).items()}
+        # A copy, so that code which writes into what it was given changes nothing outside; it costs nothing once traced.
+        answers = ManyRows(spec, lambda name, _: mine[name].clone(), per_edge, inputs.get(("seg",)), rows, level)
+        return {name: stand_ins.get(id(value), value) for name, value in body(answers).items()}
 
     number = torch.zeros(rows, device=spec.device)
     with CellMode(lambda tensor: stand_ins.get(id(tensor), tensor)):

@@ -176,7 +176,7 @@ class _RowOf(_Asking):
         def ask(name: Name, wanted: TensorSpec) -> Tensor:
             if name not in inputs:
                 raise Unforeseen(name, wanted)
-            return inputs[name][row]
+            return inputs[name][row].clone()
 
         super().__init__(spec, ask)
         self.inputs, self.edges = inputs, edges

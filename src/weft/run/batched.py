@@ -46,6 +46,8 @@ class Call:
     device: torch.device
     recompute: bool = False
     backend: str = "eager"
+    everyone: Sequence[Tensor] = ()
+    """Parameters that take part with zeros where the call does not use them: processes that train together expect them all."""
 
 
 def run_batched(call: Call) -> list[Tensor]:
@@ -79,6 +81,8 @@ class Execution:
         self.feed_at = {name: len(self.tensors) + i for i, name in enumerate(call.feeds)}
         self.first_edge = len(self.tensors) + len(call.feeds)
         self.tensors += [*call.feeds.values(), *call.edges]
+        self.tensors += [tensor for tensor in call.everyone if id(tensor) not in seen]
+        self.must = {id(tensor) for tensor in call.everyone}
         self.training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
         self.needs = [tensor.requires_grad and self.training for tensor in self.tensors]
         self.records: dict[Any, Any] = {"training": self.training}
@@ -288,6 +292,9 @@ class Execution:
                 grad = self._to_fed_rows(t, name, grad, tensors[at])
             before = results[at]
             results[at] = grad if before is None else before + grad
+        for at, tensor in enumerate(tensors):
+            if results[at] is None and id(tensor) in self.must and self.needs[at]:
+                results[at] = torch.zeros_like(tensor)
         return results
 
     def _to_fed_rows(self, t: int, name: Any, grad: Tensor, tensor: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def _state(outputs: Mapping[Name, Tensor]) -> State:
 
 
 def _row(nest: Any, row: int) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor[row], nest)
+    return tree_map_only(Tensor, lambda tensor: tensor[row].clone(), nest)
 
 
 class RealRow:
@@ -79,7 +79,7 @@ class RealRow:
 
     def slot(self, position: int, key: str) -> Tensor:
         state = self.states[position] if position < len(self.states) else None
-        return self._zeros(self.specs[key]) if state is None else state[key]
+        return self._zeros(self.specs[key]) if state is None else state[key].clone()
 
     def slot_filled(self, position: int) -> Tensor:
         return torch.tensor(position < len(self.states) and self.states[position] is not None, device=self.spec.device)
@@ -99,7 +99,7 @@ class RealRow:
     def _child(self, position: int) -> State:
         state = self.states[position]
         assert state is not None
-        return state
+        return {key: value.clone() for key, value in state.items()}
 
     def child_map(self, fn: ChildFunction, *per_edge: Tensor) -> Any:
         if not self.children:
