@@ -121,7 +121,8 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
 
     if fake:
         with mode, torch.no_grad(), CellMode(stand_in):
-            outputs = {name: stand_in(value) for name, value in body(OneRow(spec, ask)).items()}
+            outputs = dict(body(OneRow(spec, ask)))
+        outputs = {name: stand_in(value) for name, value in outputs.items()}
     else:
         with torch.no_grad():
             outputs = dict(body(OneRow(spec, ask)))
