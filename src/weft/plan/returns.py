@@ -17,7 +17,7 @@ import numpy as np
 from weft.graph.program import Ints
 from weft.plan.levels import offsets as offsets_of
 from weft.plan.levels import stable_order
-from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
+from weft.plan.plan import NOT_A_SLICE, Bools, Plan, Read, Return
 
 Returns = dict[tuple[int, int, int], Return]
 
@@ -96,3 +96,26 @@ def _slices(bounds: Ints, index: Ints, cuts: Ints, is_single: bool) -> tuple[Int
         straight = full & (np.searchsorted(jumps, begin) == np.searchsorted(jumps, end - 1))
         slices[straight] = index[begin[straight]]
     return slices, nothing
+
+
+def steps_that_return(plan: Plan, type: int, learns: dict[int, bool]) -> list[bool]:
+    """For each step of a type: whether it read, by a recurrent port, any row of a type that needs gradients."""
+    key = ("steps that return", type, tuple(sorted(learns.items())))
+    if key not in plan._derived:
+        lo, hi = plan.type_steps(type)
+        found = np.zeros(len(lo), dtype=np.bool_)
+        for read in plan.reads:
+            if read.type == type and read.recurrent:
+                found |= _reads_any(plan, read, learns, lo, hi)
+        plan._derived[key] = found.tolist()
+    return cast(list[bool], plan._derived[key])
+
+
+def _reads_any(plan: Plan, read: Read, learns: dict[int, bool], lo: Ints, hi: Ints) -> Bools:
+    learning = np.zeros(plan.classes[read.value_class].rows + 1, dtype=np.int32)
+    for member in plan.classes[read.value_class].members:
+        learning[plan.class_row[member]] = learns[member[0]]
+    total = offsets_of(learning[read.index])
+    begin, end = (read.offsets[lo], read.offsets[hi]) if read.offsets is not None else (lo * read.width, hi * read.width)
+    found: Bools = total[end] > total[begin]
+    return found

@@ -7,7 +7,7 @@ is collected step by step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan, Read
+from weft.plan.returns import steps_that_return
 from weft.run.collect import Collecting, pull_all
 from weft.run.columns import blocks
 from weft.run.emit import Code
@@ -30,11 +31,12 @@ Given = dict[tuple[int, Name], Tensor]
 class Backward:
     """One backward pass over a plan."""
 
-    def __init__(self, plan: Plan, runs: dict[int, TypeRun], given: Given) -> None:
-        self.plan, self.runs, self.given = plan, runs, given
+    def __init__(self, plan: Plan, runs: dict[int, TypeRun], given: Given, learns: dict[int, bool]) -> None:
+        self.plan, self.runs, self.given, self.learns = plan, runs, given, learns
         self.returned: dict[tuple[int, int, Name], Tensor] = {}
         """Gradient rows that each (type, port, key) gives back, one tensor over all rows."""
         self.cut: dict[int, tuple[Split, dict[str, Code]]] = {}
+        self.present: dict[int, frozenset[Name]] = {}
         self.gradients: dict[tuple[int, Name], Tensor] = {}
         """Gradients of captured and fed tensors, by (type, input name)."""
         self.feeds: dict[tuple[int, Name, int], list[tuple[TypeRun, Read, Name, BackIndex]]] = {}
@@ -61,7 +63,8 @@ class Backward:
             if (run.type, name) in self.given or (name in run.code.role.exchanged and self._has_readers(number, run, name)):
                 present.add(name)
         known = {name[1] for name in run.code.tape.inputs if name[0] == "ct"}
-        self.cut[run.type] = run.code.with_cotangents(frozenset(present & known))
+        self.present[run.type] = frozenset(present & known)
+        self.cut[run.type] = run.code.with_cotangents(self.present[run.type])
         cut = self.cut[run.type][0]
         for name, value in cut.tape.inputs.items():
             if name[0] == "ct" and name[1] not in run.code.role.recurrent_out and self._takes(run, value):
@@ -159,14 +162,23 @@ class Backward:
         for type in types:
             self._make_room(self.runs[type])
         steps = {type: self._steps(number, self.runs[type]) for type in types}
-        functions = {type: self.cut[type][1]["back"].run for type in types}
+        functions = {type: self._functions(self.runs[type]) for type in types}
         for type in reversed(group.step_type.tolist()):
             if type in steps:
                 actions, columns = next(steps[type])
                 for action in actions:
                     if action is not None:
                         action()
-                functions[type](*columns)
+                functions[type].pop()(*columns)
+
+    def _functions(self, run: TypeRun) -> list[Callable[..., Any]]:
+        """The backward piece of each step: one that returns gradients to the states it read, unless these need none."""
+        full = self.cut[run.type][1]["back"].run
+        returning = steps_that_return(self.plan, run.type, self.learns)
+        if all(returning):
+            return [full] * len(returning)
+        short = run.code.back_without_return(self.present[run.type]).run
+        return [full if one else short for one in returning]
 
     def _make_room(self, run: TypeRun) -> None:
         """Memory for the gradient rows that a type gives back, with a row of zeros at the end for rows nobody read."""

@@ -17,7 +17,7 @@ from weft.run.backward import Backward
 from weft.run.code import CellCode, Role
 from weft.run.forward import run_forward
 from weft.run.indices import Indices, as_tensor
-from weft.run.typerun import Arenas, TypeRun
+from weft.run.typerun import PORT_KINDS, Arenas, TypeRun
 
 
 @dataclass(eq=False)
@@ -86,6 +86,7 @@ class Execution:
         self.training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
         self.needs = [tensor.requires_grad and self.training for tensor in self.tensors]
         self.records: dict[Any, Any] = {"training": self.training}
+        self.learns = self._learning_types()
         self.codes = self._kept_codes()
 
     def _kept_codes(self) -> dict[int, CellCode]:
@@ -106,7 +107,7 @@ class Execution:
         recurrent_kinds = {read.kind for read in plan.reads if read.type == t and read.recurrent}
         for name in cell.trace.tape.inputs:
             kind: Any = name[0]
-            if {"slots": "slots", "sum": "sum", "edge": "edges"}.get(kind) in recurrent_kinds:
+            if PORT_KINDS.get(kind) in recurrent_kinds:
                 recurrent_in.add(name)
         for name in cell.trace.outputs:
             if isinstance(name, tuple) and isinstance(name[0], int):
@@ -128,11 +129,32 @@ class Execution:
         )
         return cell.code(role)
 
+    def _learning_types(self) -> dict[int, bool]:
+        """Which types' outputs depend on anything that needs a gradient."""
+        learns: dict[int, bool] = {}
+        for group in self.plan.groups:
+            for t in group.types:
+                tape = self.call.cells[t].trace.tape
+                known = [name for kind, *name in tape.outputs if kind == "grad" and tape.outputs[kind, *name] is not None]
+                learns[t] = any(self._needs(t, name) for (name,) in known)
+            reads = [read for read in self.plan.reads if read.type in group.types and read.value_class >= 0]
+            sources = {member[0] for read in reads for member in self.plan.classes[read.value_class].members}
+            anyone = any(learns.get(source, False) for source in sources) or any(learns[t] for t in group.types)
+            for t in group.types:
+                learns[t] = learns[t] or (anyone and any(read.type == t for read in reads))
+        return learns
+
+    def _needs(self, t: int, name: Any) -> bool:
+        at = self._input(t, name)
+        return at is not None and self.needs[at]
+
     def _wants_gradient(self, t: int, name: Any) -> bool:
         if not self.training:
             return False
-        if name[0] in ("slots", "sum", "edge"):
-            return True
+        if name[0] in PORT_KINDS:
+            classes = [r.value_class for r in self.plan.reads if r.type == t and r.kind == PORT_KINDS[name[0]]]
+            members = [member for number in classes if number >= 0 for member in self.plan.classes[number].members]
+            return any(self.learns[member[0]] for member in members)
         at = self._input(t, name)
         return at is not None and self.needs[at]
 
@@ -265,7 +287,7 @@ class Execution:
         self.runs = {t: TypeRun(t, self.codes[t], self.indices, arenas, self._fed(tensors), self.records) for t in self.types}
         for (t, key), tensor in zip(self.saved, saved, strict=False):
             self.runs[t].store[key] = tensor
-        sweep = Backward(self.plan, self.runs, self._given(grads))
+        sweep = Backward(self.plan, self.runs, self._given(grads), self.learns)
         sweep.run()
         results = self._gradients(tensors, sweep)
         self.forget()

@@ -31,6 +31,7 @@ class CellCode:
     def __init__(self, tape: Tape, role: Role) -> None:
         self.tape, self.role = tape, role
         self.input_name: dict[str, Name] = {value.name: name for name, value in tape.inputs.items()}
+        self._without_return: dict[frozenset[Name], Code] = {}
         self._by_cotangents: dict[frozenset[Name], tuple[Split, dict[str, Code]]] = {}
         every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")
         self.split, self.codes = self.with_cotangents(every & role.outputs)
@@ -66,6 +67,15 @@ class CellCode:
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
         code = emit(piece, stores)
         return compile_piece(piece, code) if per_step and self.role.backend == "compiled" else code
+
+    def back_without_return(self, given: frozenset[Name]) -> Code:
+        """The per-step backward piece for steps that read only states which need no gradient."""
+        if given not in self._without_return:
+            cut, codes = self.with_cotangents(given)
+            returned = [value for name, value in cut.gradients.items() if name in self.role.recurrent_in]
+            code = emit(cut.pieces["back"], codes["back"].stores, leave_out=returned)
+            self._without_return[given] = code
+        return self._without_return[given]
 
     def saved(self) -> list[Value]:
         """What the backward pieces read of the forward ones, inputs included."""

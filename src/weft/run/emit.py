@@ -34,9 +34,23 @@ class Code:
     source: str
 
 
-def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True) -> Code:
-    """Compile a piece; `stores` are the given values to write into destinations, the rest is returned."""
-    return _Emitter(piece, tuple(stores), use_out).code()
+def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True, leave_out: Iterable[Value] = ()) -> Code:
+    """Compile a piece; `stores` are the given values to write into destinations, the rest is returned.
+
+    What is in `leave_out`, and only needed for it, is not computed; the arguments stay the same.
+    """
+    return _Emitter(piece, tuple(stores), use_out, tuple(leave_out)).code()
+
+
+def _needed_part(piece: Piece, leave_out: tuple[Value, ...]) -> Piece:
+    gives = [value for value in piece.gives if not any(value is other for other in leave_out)]
+    needed = {id(base) for value in gives for base in bases(value)}
+    kept: list[Value] = []
+    for value in reversed(piece.values):
+        if id(value) in needed:
+            kept.append(value)
+            needed.update(id(base) for operand in operands(value) for base in bases(operand))
+    return Piece(piece.stage, kept[::-1], piece.takes, gives)
 
 
 def _uses(piece: Piece) -> Counter[int]:
@@ -69,7 +83,10 @@ def _narrowed(value: Value) -> tuple[int, int, int]:
 
 
 class _Emitter:
-    def __init__(self, piece: Piece, stores: tuple[Value, ...], use_out: bool) -> None:
+    def __init__(self, piece: Piece, stores: tuple[Value, ...], use_out: bool, leave_out: tuple[Value, ...]) -> None:
+        self.parameters = [*piece.takes], [*stores]
+        stores = tuple(value for value in stores if not any(value is other for other in leave_out))
+        piece = _needed_part(piece, leave_out) if leave_out else piece
         self.piece, self.stores, self.use_out = piece, stores, use_out
         self.names: dict[int, str] = {}
         self.space: dict[str, Any] = {"torch": torch, "aten": aten, "segment_sum": segment_sum}
@@ -100,13 +117,13 @@ class _Emitter:
         for value in returns:
             self._ensure(value)
             results.append(self.name(value))
-        takes = [self.name(value) for value in self.piece.takes]
-        parameters = [*takes, *(f"to_{self.name(value)}" for value in self.stores), "n", "e", "bounds", "records"]
+        takes, into = self.parameters
+        parameters = [*map(self.name, takes), *(f"to_{self.name(value)}" for value in into), "n", "e", "bounds", "records"]
         body = [f"def {self.piece.stage}({', '.join(parameters)}):", *(f"    {line}" for line in self.lines)]
         body.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
         source = "\n".join(body) + "\n"
         exec(compile(source, f"<weft {self.piece.stage}>", "exec"), self.space)
-        return Code(self.space[self.piece.stage], tuple(self.piece.takes), self.stores, returns, source)
+        return Code(self.space[self.piece.stage], tuple(takes), tuple(into), returns, source)
 
     def _plan_destinations(self) -> None:
         """A stored value that this piece computes goes straight to its place; so does the base of a stored reshape."""
