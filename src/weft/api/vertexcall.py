@@ -293,7 +293,9 @@ class VertexCall:
         return [p for p in self.model.parameters() if p.requires_grad] if together else []
 
     def _backend(self) -> str:
-        return "eager" if self.options.backend == "auto" else self.options.backend
+        if self.options.backend != "auto":
+            return self.options.backend
+        return "native" if self.device.type == "cpu" else "eager"
 
     def _wanted(self, tree: Any) -> list[Name]:
         if tree is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit
+from weft.run.native import emit_native
 from weft.run.split import PER_STEP, Split, split
 
 
@@ -65,6 +66,8 @@ class CellCode:
         if stage in ("before", "after"):
             exchanged = [value for name, value in cut.outputs.items() if name in self.role.exchanged]
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
+        if self.role.backend == "native":
+            return emit_native(piece, stores) or emit(piece, stores)
         code = emit(piece, stores)
         return compile_piece(piece, code) if per_step and self.role.backend == "compiled" else code
 
@@ -73,8 +76,9 @@ class CellCode:
         if given not in self._without_return:
             cut, codes = self.with_cotangents(given)
             returned = [value for name, value in cut.gradients.items() if name in self.role.recurrent_in]
-            code = emit(cut.pieces["back"], codes["back"].stores, leave_out=returned)
-            self._without_return[given] = code
+            piece, stores = cut.pieces["back"], codes["back"].stores
+            native = emit_native(piece, stores, returned) if self.role.backend == "native" else None
+            self._without_return[given] = native or emit(piece, stores, leave_out=returned)
         return self._without_return[given]
 
     def saved(self) -> list[Value]:

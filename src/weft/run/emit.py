@@ -39,7 +39,7 @@ def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True, leave_out:
 
     What is in `leave_out`, and only needed for it, is not computed; the arguments stay the same.
     """
-    return _Emitter(piece, tuple(stores), use_out, tuple(leave_out)).code()
+    return Emitter(piece, tuple(stores), use_out, tuple(leave_out)).code()
 
 
 def _needed_part(piece: Piece, leave_out: tuple[Value, ...]) -> Piece:
@@ -82,7 +82,9 @@ def _narrowed(value: Value) -> tuple[int, int, int]:
     return dim, max(start + size, 0) if start < 0 else min(start, size), length  # type: ignore[return-value]
 
 
-class _Emitter:
+class Emitter:
+    """Writes the source of one piece, line by line."""
+
     def __init__(self, piece: Piece, stores: tuple[Value, ...], use_out: bool, leave_out: tuple[Value, ...]) -> None:
         self.parameters = [*piece.takes], [*stores]
         stores = tuple(value for value in stores if not any(value is other for other in leave_out))
@@ -96,6 +98,7 @@ class _Emitter:
         self.destination: dict[int, str] = {}
         self.joins: dict[int, str] = {}
         self.copies: dict[int, list[tuple[Value, str]]] = {}
+        self.checked: set[int] = set()
         self.kept = {id(base) for value in piece.gives for base in bases(value)}
         self.uses = _uses(piece)
 
@@ -109,8 +112,7 @@ class _Emitter:
         self._plan_destinations()
         if self.use_out:
             self._plan_joins()
-        for value in self.piece.values:
-            self._ensure(value)
+        self.body()
         for value in self.stores:
             self._store(value)
         results = []
@@ -124,6 +126,13 @@ class _Emitter:
         source = "\n".join(body) + "\n"
         exec(compile(source, f"<weft {self.piece.stage}>", "exec"), self.space)
         return Code(self.space[self.piece.stage], tuple(takes), tuple(into), returns, source)
+
+    def body(self) -> None:
+        for value in self.piece.values:
+            self._ensure(value)
+
+    def _like(self) -> str:
+        return self.name(self.piece.takes[0])
 
     def _plan_destinations(self) -> None:
         """A stored value that this piece computes goes straight to its place; so does the base of a stored reshape."""
@@ -152,8 +161,9 @@ class _Emitter:
             place = self.destination.get(id(value))
             if place is None:
                 place = self.name(value)
-                like = self.name(self.piece.takes[0])
-                self.lines.append(f"{place} = {like}.new_empty({self._render(list(value.shape or ()))}, dtype={value.dtype})")
+                self.lines.append(
+                    f"{place} = {self._like()}.new_empty({self._render(list(value.shape or ()))}, dtype={value.dtype})"
+                )
                 self.destination[id(value)] = place
             self.joins[id(value)] = place
             start = 0

@@ -42,7 +42,7 @@ def assert_equivalent(
     compared, which gradients exist, and that the same seed gives the same bits twice.
 
     Gradients, random state, buffers, train and eval modes and the inputs are left as they were. `policies` defaults to all,
-    `backends` to "eager"; `edges`, `rounds`, `init` and the options are those of calling a `weft.VertexFunction`.
+    `backends` to "eager" and, for the policy "auto", "auto"; `edges`, `rounds`, `init` and the options are those of calling a `weft.VertexFunction`.
 
     >>> import torch, weft, weft.testing
     >>> class Depth(weft.VertexFunction):
@@ -63,10 +63,15 @@ def assert_equivalent(
     subject = Subject.of(fn_or_model, inputs, call)
     with _everything_left_alone(fn_or_model):
         expected = run_once(subject, seed, REFERENCE)
-        for backend in ("eager",) if backends is None else backends:
-            for policy in POLICIES if policies is None else policies:
+        for policy in POLICIES if policies is None else policies:
+            for backend in _default_backends(policy) if backends is None else backends:
                 chosen = {**options, "policy": policy, "backend": backend}
                 _check(subject, chosen, expected, seed, tolerance)
+
+
+def _default_backends(policy: str) -> tuple[str, ...]:
+    """Plain tensor operations under every policy, and once what users get who ask for nothing."""
+    return ("eager", "auto") if policy == "auto" else ("eager",)
 
 
 def _check(subject: Subject, options: dict[str, Any], expected: Outcome, seed: int, tolerance: float | None) -> None:

@@ -1,0 +1,102 @@
+"""The C text of pointwise operations: what each computes for one number, and the functions they use.
+
+`exp` and `tanh` are written out so that any compiler can turn loops over them into vector instructions: range reduction and
+rational or polynomial approximations after S. Moshier's Cephes library (1989), with a relative error of a few units in the last
+place. NaN goes through; large arguments saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from weft.graph.tape import Value
+
+aten = torch.ops.aten
+
+PRELUDE = {
+    torch.float32: """
+typedef float real;
+static inline real exp_(real x) {
+  x = x < -87.3f ? -87.3f : x;
+  x = x > 88.0f ? 88.0f : x;
+  real z = __builtin_rintf(x * 1.44269504088896341f);
+  real r = x - z * 0.693359375f + z * 2.12194440e-4f;
+  real p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  int bits = ((int)z + 127) << 23;
+  real scale;
+  __builtin_memcpy(&scale, &bits, 4);
+  return p * scale;
+}
+static inline real tanh_(real x) {
+  real z = x * x;
+  real p = -5.70498872745e-3f;
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  real near = x + x * z * p;
+  real far = 1.0f - 2.0f / (exp_(x + x) + 1.0f);
+  return z < 0.390625f ? near : far;
+}
+static inline real sigmoid_(real x) { return 1.0f / (1.0f + exp_(-x)); }
+""",
+    torch.float64: """
+typedef double real;
+static inline real exp_(real x) {
+  x = x < -708.0 ? -708.0 : x;
+  x = x > 709.0 ? 709.0 : x;
+  real z = __builtin_rint(x * 1.4426950408889634073599);
+  real r = x - z * 6.93145751953125e-1 - z * 1.42860682030941723212e-6;
+  real s = r * r;
+  real p = r * ((1.26177193074810590878e-4 * s + 3.02994407707441961300e-2) * s + 9.99999999999999999910e-1);
+  real q = ((3.00198505138664455042e-6 * s + 2.52448340349684104192e-3) * s + 2.27265548208155028766e-1) * s
+           + 2.00000000000000000005;
+  real e = 1.0 + 2.0 * p / (q - p);
+  long long bits = ((long long)z + 1023) << 52;
+  real scale;
+  __builtin_memcpy(&scale, &bits, 8);
+  return e * scale;
+}
+static inline real tanh_(real x) {
+  real z = x * x;
+  real p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3;
+  real q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3;
+  real near = x + x * z * (p / q);
+  real far = 1.0 - 2.0 / (exp_(x + x) + 1.0);
+  return z < 0.390625 ? near : far;
+}
+static inline real sigmoid_(real x) { return 1.0 / (1.0 + exp_(-x)); }
+""",
+}
+"""By dtype. Integer conversion of NaN is left alone: it is multiplied by NaN afterwards."""
+
+Text = Callable[..., str]
+
+FORMULAS: dict[Any, Text] = {
+    aten.add.Tensor: lambda a, b: f"{a} + {b}",
+    aten.sub.Tensor: lambda a, b: f"{a} - {b}",
+    aten.mul.Tensor: lambda a, b: f"{a} * {b}",
+    aten.div.Tensor: lambda a, b: f"{a} / {b}",
+    aten.neg.default: lambda a: f"-{a}",
+    aten.sigmoid.default: lambda a: f"sigmoid_({a})",
+    aten.tanh.default: lambda a: f"tanh_({a})",
+    aten.relu.default: lambda a: f"({a} < 0 ? (real)0 : {a})",
+    aten.addcmul.default: lambda a, b, c: f"{a} + {b} * {c}",
+    aten.sigmoid_backward.default: lambda g, y: f"{g} * (1 - {y}) * {y}",
+    aten.tanh_backward.default: lambda g, y: f"{g} * (1 - {y} * {y})",
+}
+
+JOINS = (aten.cat.default, aten.stack.default)
+
+
+def has_formula(value: Value) -> bool:
+    return value.target in FORMULAS and not value.kwargs and value.dtype in PRELUDE

@@ -1,0 +1,151 @@
+"""Fused pointwise kernels for the CPU, in C, from a piece.
+
+A piece alternates between operations that a library does best (matrix products, gathers, segment sums) and runs of pointwise
+ones. Each run becomes one C function that goes through the rows once: what is only needed inside stays in registers or in the first
+cache, what others need is written to its place. Where the machine has no C compiler the same piece runs as torch calls.
+
+    phase 0    pointwise operations on what the piece is given          one kernel
+    phase 1    a product of these; pointwise operations on the result   one kernel
+    ...
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from weft.graph.tape import Value, operands
+from weft.run.cc import build, compiler
+from weft.run.ctext import JOINS, PRELUDE, has_formula
+from weft.run.emit import Code, Emitter
+from weft.run.kernel import kernel_text
+from weft.run.parallel import over_rows
+from weft.run.rowview import place_of, row_width
+from weft.run.split import Piece
+from weft.run.views import bases
+
+
+def emit_native(piece: Piece, stores: Iterable[Value], leave_out: Iterable[Value] = ()) -> Code | None:
+    """The piece with its pointwise operations fused; None where nothing can be fused."""
+    path = compiler()
+    if path is None:
+        return None
+    emitter = _NativeEmitter(piece, tuple(stores), tuple(leave_out), path)
+    return emitter.code() if emitter.fusable else None
+
+
+def fuses(value: Value) -> bool:
+    """Whether an operation can be part of a kernel."""
+    width = row_width(value)
+    if width is None or value.rows is None:
+        return False
+    if value.target in JOINS:
+        dim = value.args[1] if len(value.args) > 1 else 0
+        parts = value.args[0]
+        return value.dtype in PRELUDE and dim == 1 and all(_readable(part, value, row_width(part) or 0) for part in parts)
+    if not has_formula(value):
+        return False
+    if not all(isinstance(arg, Value) or _is_number(arg) for arg in value.args):
+        return False
+    return all(_readable(operand, value, width) for operand in operands(value))
+
+
+def _is_number(arg: object) -> bool:
+    return isinstance(arg, int | float) and not isinstance(arg, bool) and math.isfinite(arg)
+
+
+def _readable(operand: Value, value: Value, width: int) -> bool:
+    place = place_of(operand)
+    if place is None or operand.dtype != value.dtype or place.width not in (1, width):
+        return False
+    return operand.rows is None or (value.rows is not None and operand.rows == value.rows)
+
+
+class _NativeEmitter(Emitter):
+    def __init__(self, piece: Piece, stores: tuple[Value, ...], leave_out: tuple[Value, ...], path: str) -> None:
+        super().__init__(piece, stores, True, leave_out)
+        self.path = path
+        self.fusable = {id(value) for value in self.piece.values if fuses(value)}
+        self.kernels = 0
+
+    def _plan_joins(self) -> None:
+        """Kernels write the parts of a join in place themselves."""
+
+    def body(self) -> None:
+        phase = self._phases()
+        last = max(phase.values(), default=0)
+        for number in range(last + 1):
+            mine = [value for value in self.piece.values if phase[id(value)] == number and id(value) in self.fusable]
+            for kind in ("n", "e"):
+                for dtype in PRELUDE:
+                    run = [v for v in mine if v.rows is not None and v.rows.kind == kind and v.dtype == dtype]
+                    if run:
+                        self._kernel(run, kind)
+            for value in self.piece.values:
+                if phase[id(value)] == number + 1 and id(value) not in self.fusable:
+                    self._ensure(value)
+
+    def _phases(self) -> dict[int, int]:
+        """How many library operations lie, one behind the other, before each value."""
+        phase: dict[int, int] = {}
+        for value in self.piece.values:
+            before = [phase.get(id(base), 0) for operand in operands(value) for base in bases(operand)]
+            phase[id(value)] = max(before, default=0) + (id(value) not in self.fusable)
+        return phase
+
+    def _kernel(self, run: list[Value], kind: str) -> None:
+        inside = {id(value) for value in run}
+        outward = [value for value in run if self._leaves(value, inside)]
+        for value in outward:
+            place = self.destination.get(id(value))
+            if place is None:
+                shape = self._render(list(value.shape or ()))
+                self.lines.append(f"{self.name(value)} = {self._like()}.new_empty({shape}, dtype={value.dtype})")
+            else:
+                self.lines.append(f"{self.name(value)} = {place}")
+        inputs: dict[int, Value] = {}
+        for value in run:
+            for operand in operands(value):
+                place_read = place_of(operand)
+                assert place_read is not None
+                if id(place_read.base) not in inside:
+                    inputs[id(place_read.base)] = place_read.base
+        for base in inputs.values():
+            self._ensure(base)
+            if id(base) not in self.checked:
+                self.checked.add(id(base))
+                self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
+        self.made.update(inside)
+        name = f"kernel{self.kernels}"
+        self.kernels += 1
+        text = kernel_text(run, list(inputs.values()), outward)
+        numbers = sum(row_width(value) or 0 for value in run)
+        self.space[name] = over_rows(_load(self.path, text, len(inputs) + len(outward)), numbers)
+        pointers = ", ".join(f"{self.name(value)}.data_ptr()" for value in [*inputs.values(), *outward])
+        self.lines.append(f"{name}({kind}, {pointers})")
+
+    def _leaves(self, value: Value, inside: set[int]) -> bool:
+        """Whether anything outside the kernel reads a value."""
+        if id(value) in self.kept:
+            return True
+        return any(
+            id(base) == id(value)
+            for reader in self.piece.values
+            if id(reader) not in inside
+            for operand in operands(reader)
+            for base in bases(operand)
+        )
+
+
+_loaded: dict[str, Callable[..., None]] = {}
+
+
+def _load(path: str, text: str, pointers: int) -> Callable[..., None]:
+    if text not in _loaded:
+        function: Any = build(path, text).weft_piece
+        function.argtypes = [ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * pointers]
+        function.restype = None
+        _loaded[text] = function
+    return _loaded[text]

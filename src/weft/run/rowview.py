@@ -1,0 +1,90 @@
+"""Reading a view as a place in a row: where the part of one row that a value names lies in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from weft.graph import ops
+from weft.graph.tape import Value
+from weft.run.views import is_free
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """`width` consecutive numbers from `offset` on, in each row of `base` (or in `base` itself, if it has no rows)."""
+
+    base: Value
+    offset: int
+    width: int
+
+
+def row_width(value: Value) -> int | None:
+    """Numbers in one row; None where rows are not simply the first dimension."""
+    shape = value.shape
+    if shape is None or (value.rows is not None and (value.row_dim != 0 or value.rows.times != 1)):
+        return None
+    return math.prod(size for size in shape if isinstance(size, int))
+
+
+def place_of(value: Value) -> Place | None:
+    """Follow views down to memory; None where a row's numbers are not consecutive."""
+    offset, width = 0, row_width(value)
+    if width is None:
+        return None
+    while is_free(value):
+        step = _step(value)
+        if step is None:
+            return None
+        value, more, alone = step
+        offset, width = offset + more, 1 if alone else width
+    return None if row_width(value) is None else Place(value, offset, width)
+
+
+def _step(value: Value) -> tuple[Value, int, bool] | None:
+    """The viewed value, how far into its row the view starts, and whether it repeats a single number."""
+    target = value.target
+    if ops.is_getitem(target):
+        cut = value.args[0]
+        source, sizes = cut.args[0], cut.args[1]
+        if (
+            cut.target not in (aten.split.Tensor, aten.split_with_sizes.default)
+            or _dim(cut, 2) != 1
+            or row_width(source) is None
+        ):
+            return None
+        before = sum(sizes[: value.args[1]]) if isinstance(sizes, list | tuple) else sizes * value.args[1]
+        return source, before * _inner(source), False
+    source = value.args[0]
+    width, of_source = row_width(value), row_width(source)
+    if width is None or of_source is None or (value.rows is None) != (source.rows is None):
+        return None
+    if target is aten.reshape.default and width == of_source:
+        return source, 0, False
+    if target is aten.expand.default and (of_source == 1 or width == of_source):
+        return source, 0, of_source == 1
+    if source.rows is None or _dim(value, 1) != 1:
+        return None
+    shape = source.shape or ()
+    size = shape[1] if len(shape) > 1 else None
+    if not isinstance(size, int):
+        return None
+    if target is aten.select.int:
+        return source, (value.args[2] % size) * _inner(source), False
+    if target is aten.slice.Tensor and (len(value.args) < 5 or value.args[4] == 1):
+        start = value.args[2] if len(value.args) > 2 and value.args[2] is not None else 0
+        return source, (max(start + size, 0) if start < 0 else min(start, size)) * _inner(source), False
+    return None
+
+
+def _dim(value: Value, at: int) -> int:
+    return int(value.args[at]) if len(value.args) > at else 0
+
+
+def _inner(value: Value) -> int:
+    """How far apart neighbours along the first dimension of a row are."""
+    return math.prod(size for size in (value.shape or ())[2:] if isinstance(size, int))
