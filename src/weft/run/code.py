@@ -75,7 +75,9 @@ class CellCode:
         """The per-step backward piece for steps that read only states which need no gradient."""
         if given not in self._without_return:
             cut, codes = self.with_cotangents(given)
-            returned = [value for name, value in cut.gradients.items() if name in self.role.recurrent_in]
+            taken = {id(value) for piece in cut.pieces.values() for value in piece.takes}
+            gradients = [value for name, value in cut.gradients.items() if name in self.role.recurrent_in]
+            returned = [value for value in gradients if id(value) not in taken]
             piece, stores = cut.pieces["back"], codes["back"].stores
             native = emit_native(piece, stores, returned) if self.role.backend == "native" else None
             self._without_return[given] = native or emit(piece, stores, leave_out=returned)

@@ -1,8 +1,8 @@
 """Fused pointwise kernels for the CPU, in C, from a piece.
 
 A piece alternates between operations that a library does best (matrix products, gathers, segment sums) and runs of pointwise
-ones. Each run becomes one C function that goes through the rows once: what is only needed inside stays in registers or in the first
-cache, what others need is written to its place. Where the machine has no C compiler the same piece runs as torch calls.
+ones. Each run becomes one C function that goes through the rows once: what is only needed inside stays in registers or in the
+first cache, what others need is written to its place. Where the machine has no C compiler the same piece runs as torch calls.
 
     phase 0    pointwise operations on what the piece is given          one kernel
     phase 1    a product of these; pointwise operations on the result   one kernel

@@ -67,18 +67,17 @@ def _step(value: Value) -> tuple[Value, int, bool] | None:
         return source, 0, False
     if target is aten.expand.default and (of_source == 1 or width == of_source):
         return source, 0, of_source == 1
-    if source.rows is None or _dim(value, 1) != 1:
-        return None
     shape = source.shape or ()
-    size = shape[1] if len(shape) > 1 else None
-    if not isinstance(size, int):
+    if target not in (aten.select.int, aten.slice.Tensor) or source.rows is None or len(shape) < 2 or _dim(value, 1) != 1:
         return None
+    size = shape[1]
+    assert isinstance(size, int)
     if target is aten.select.int:
         return source, (value.args[2] % size) * _inner(source), False
-    if target is aten.slice.Tensor and (len(value.args) < 5 or value.args[4] == 1):
-        start = value.args[2] if len(value.args) > 2 and value.args[2] is not None else 0
-        return source, (max(start + size, 0) if start < 0 else min(start, size)) * _inner(source), False
-    return None
+    if len(value.args) > 4 and value.args[4] != 1:
+        return None
+    start = value.args[2] if len(value.args) > 2 and value.args[2] is not None else 0
+    return source, (max(start + size, 0) if start < 0 else min(start, size)) * _inner(source), False
 
 
 def _dim(value: Value, at: int) -> int:

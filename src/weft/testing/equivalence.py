@@ -42,7 +42,8 @@ def assert_equivalent(
     compared, which gradients exist, and that the same seed gives the same bits twice.
 
     Gradients, random state, buffers, train and eval modes and the inputs are left as they were. `policies` defaults to all,
-    `backends` to "eager" and, for the policy "auto", "auto"; `edges`, `rounds`, `init` and the options are those of calling a `weft.VertexFunction`.
+    `backends` to "eager" and, for the policy "auto", also "auto"; `edges`, `rounds`, `init` and the options are those of
+    calling a `weft.VertexFunction`.
 
     >>> import torch, weft, weft.testing
     >>> class Depth(weft.VertexFunction):
