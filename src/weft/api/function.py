@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,7 @@ class VertexFunction(nn.Module):
         super().__init__()
         if not isinstance(state, Mapping) or not state:
             raise TypeMismatch(f"state: expected a mapping from keys to shapes, as {{'h': (64,)}}, got {state!r}")
-        self.state_shapes: dict[str, tuple[int, ...]] = {
-            key: (shape,) if isinstance(shape, int) else tuple(shape) for key, shape in state.items()
-        }
+        self.state_shapes: dict[str, tuple[int, ...]] = {key: _shape(key, shape) for key, shape in state.items()}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -48,7 +46,7 @@ class VertexFunction(nn.Module):
         if own is not None and not hasattr(own, "_one_vertex"):
             cls.forward = _dispatching(own)  # type: ignore[method-assign]
 
-    def forward(self, v: Any) -> Any:
+    def forward(self, v: Any, *args: Any, **kwargs: Any) -> Any:
         """What one vertex does. Override it."""
         raise TypeMismatch(f"{type(self).__name__} does not say what a vertex does; write forward(self, v)")
 
@@ -58,6 +56,15 @@ class VertexFunction(nn.Module):
     def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
         """The function of each vertex type, by name."""
         return [(type(self).__name__, self)]
+
+
+def _shape(key: Any, shape: Any) -> tuple[int, ...]:
+    if not isinstance(key, str):
+        raise TypeMismatch(f"state: expected string keys, got {key!r}")
+    sizes = (shape,) if isinstance(shape, int) else shape
+    if not isinstance(sizes, Sequence) or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise TypeMismatch(f"state: {key!r}: expected a shape, as (64,), got {shape!r}")
+    return tuple(sizes)
 
 
 def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +82,7 @@ def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def call(
     model: VertexFunction,
-    graph: Any,
+    structure: Any,
     x: Any = None,
     *,
     edges: Any = None,
@@ -83,12 +90,12 @@ def call(
     init: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> Any:
-    """Run a vertex function on a graph."""
+    """Run a vertex function on a graph; `graph` is the name of an option."""
     from weft.api.vertexcall import VertexCall
 
-    if not isinstance(graph, Graph):
-        raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(graph).__name__}")
-    return VertexCall(model, graph, x, edges, rounds, init, Options.of(options)).run()
+    if not isinstance(structure, Graph):
+        raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(structure).__name__}")
+    return VertexCall(model, structure, x, edges, rounds, init, Options.of(options)).run()
 
 
 class Typed(VertexFunction):
@@ -111,8 +118,11 @@ class Typed(VertexFunction):
 
     def __init__(self, functions: Mapping[str, VertexFunction]) -> None:
         if not isinstance(functions, Mapping) or not functions:
-            raise TypeMismatch("Typed: expected a mapping from type names to vertex functions")
+            came = "{}" if isinstance(functions, Mapping) else type(functions).__name__
+            raise TypeMismatch(f"Typed: expected a mapping from type names to vertex functions, got {came}")
         for name, function in functions.items():
+            if not isinstance(name, str) or not name or "." in name or hasattr(nn.ModuleDict, name):
+                raise TypeMismatch(f"Typed: {name!r} cannot be a type name: it becomes part of parameter names")
             if not isinstance(function, VertexFunction):
                 raise TypeMismatch(f"Typed: expected a VertexFunction for {name!r}, got {type(function).__name__}")
         first_name, first = next(iter(functions.items()))

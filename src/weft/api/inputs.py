@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
 from weft.errors import MissingKey, ShapeError, StructureError, TypeMismatch
 from weft.graph.rows import TensorSpec
@@ -17,27 +17,34 @@ def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
     """The leaves of a nest of tensors with `count` rows each."""
     if nest is None:
         return []
-    leaves = tree_flatten(nest)[0]
-    for leaf in leaves:
+    leaves = [nest] if isinstance(nest, Tensor) else tree_flatten(nest)[0]
+    for number, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
-            raise TypeMismatch(f"{what}: expected a tensor or a nest of tensors, got {type(leaf).__name__}")
+            came = type(leaf).__name__
+            raise TypeMismatch(f"{what}{_place(nest, number)}: expected a tensor or a nest of tensors, got {came}")
         if leaf.dim() == 0 or leaf.shape[0] != count:
             came = "a 0-d tensor" if leaf.dim() == 0 else f"{leaf.shape[0]} rows"
-            raise ShapeError(f"{what}: expected {count} rows, one for each of the graph's {of_what}, got {came}")
+            rows = f"{count} rows, one for each of the graph's {of_what}"
+            raise ShapeError(f"{what}{_place(nest, number)}: expected {rows}, got {came}")
     return leaves
+
+
+def _place(nest: Any, number: int) -> str:
+    """Where in a nest a leaf is, as one would write it."""
+    return keystr(tree_flatten_with_path(nest)[0][number][0])
 
 
 def one_device(name: str, model: nn.Module, tensors: Iterable[Tensor], wanted: torch.device | None) -> torch.device:
     """The one device that parameters, inputs and graph are on."""
-    device, source = wanted, "the graph"
-    for where, tensor in [("the parameters", next(model.parameters(), None)), *(("the inputs", t) for t in tensors)]:
+    device, source = wanted, "the graph is"
+    for where, tensor in [("the parameters are", next(model.parameters(), None)), *(("the inputs are", t) for t in tensors)]:
         if tensor is None:
             continue
         if device is None:
             device, source = tensor.device, where
         elif tensor.device != device:
             raise ShapeError(
-                f"{name}: all tensors of a call live on one device, but {source} are on {device} and {where} on {tensor.device}"
+                f"{name}: all tensors of a call live on one device, but {source} on {device} and {where} on {tensor.device}"
             )
     return device or torch.get_default_device()
 
@@ -50,8 +57,14 @@ def rounds(name: str, count: Any, init: Any) -> None:
     if count is None:
         if init is not None:
             raise StructureError(f"{name}: init= is the state before the first round; it needs rounds=")
-    elif isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise TypeMismatch(f"{name}: rounds: expected a positive number, got {count!r}")
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise TypeMismatch(f"{name}: rounds: expected a positive integer, got {count!r}")
+    if init is not None and not isinstance(init, Mapping):
+        raise TypeMismatch(f"{name}: init: expected a mapping from state keys to tensors, got {type(init).__name__}")
+    for key, tensor in (init or {}).items():
+        if not isinstance(tensor, Tensor):
+            raise TypeMismatch(f"{name}: init[{key!r}]: expected a tensor, got {type(tensor).__name__}")
 
 
 def first_states(

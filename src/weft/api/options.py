@@ -24,8 +24,9 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("policy", self.policy, POLICIES)
         _one_of("backend", self.backend, BACKENDS)
-        if self.max_rows is not None and (not isinstance(self.max_rows, int) or self.max_rows < 1):
-            raise TypeMismatch(f"max_rows: expected a positive number or None, got {self.max_rows!r}")
+        rows = self.max_rows
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+            raise TypeMismatch(f"max_rows: expected a positive integer or None, got {rows!r}")
         if self.backend == "triton":
             raise TypeMismatch("backend 'triton' is not part of this version; use 'auto', 'eager', 'compiled' or 'reference'")
 

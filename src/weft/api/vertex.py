@@ -17,8 +17,10 @@ from weft.graph.tape import Name
 class SlotState(Mapping[str, Tensor]):
     """The state of one child slot; zeros, or the default, where the slot is empty."""
 
-    def __init__(self, rows: Rows, position: int, keys: tuple[str, ...], default: Mapping[str, Any] | None) -> None:
-        self._rows, self._position, self._keys, self._default = rows, position, keys, default
+    def __init__(
+        self, rows: Rows, position: int, keys: tuple[str, ...], default: Mapping[str, Any] | None = None, slot: int = 0
+    ) -> None:
+        self._rows, self._position, self._keys, self._default, self._slot = rows, position, keys, default, slot
 
     def __getitem__(self, key: str) -> Tensor:
         check_key(key, self._keys)
@@ -26,6 +28,11 @@ class SlotState(Mapping[str, Tensor]):
         if self._default is None or key not in self._default:
             return value
         default = torch.as_tensor(self._default[key], dtype=value.dtype, device=value.device)
+        if default.dim() and default.shape != value.shape:
+            raise ShapeError(
+                f"v.gather({self._slot}, default=...): state key {key!r}: expected shape {list(value.shape)}, "
+                f"got {list(default.shape)}"
+            )
         return torch.where(self._rows.slot_filled(self._position), value, default)
 
     def __iter__(self) -> Iterator[str]:
@@ -66,10 +73,17 @@ class Vertex:
     def gather(self, slot: int | None = None, *, default: Any = None) -> Children | SlotState:
         """The state of one child slot, or of all children."""
         if slot is None:
+            if default is not None:
+                raise TypeMismatch("v.gather: default= is for one child slot; pass v.gather(slot, default=...)")
             return Children(self._rows, self._keys)
+        return SlotState(self._rows, self._position("v.gather", slot), self._keys, self._defaults(default), slot)
+
+    def _position(self, caller: str, slot: Any) -> int:
+        """The argument position of a child slot."""
         if isinstance(slot, bool) or not isinstance(slot, int) or slot < 0:
-            raise TypeMismatch(f"v.gather: expected a child slot 0, 1, 2, ..., got {slot!r}")
-        return SlotState(self._rows, self._spec.first_child + slot, self._keys, self._defaults(default))
+            came = "a tensor" if isinstance(slot, Tensor) else repr(slot)
+            raise TypeMismatch(f"{caller}: expected a child slot 0, 1, 2, ..., got {came}")
+        return self._spec.first_child + slot
 
     def _defaults(self, default: Any) -> Mapping[str, Any] | None:
         if default is None or isinstance(default, Mapping):
@@ -82,7 +96,7 @@ class Vertex:
 
     def edge(self, slot: int) -> Any:
         """The row of `edges=` that belongs to a child slot; zeros where it is empty."""
-        row = self._rows.slot_edge(self._spec.first_child + slot)
+        row = self._rows.slot_edge(self._position("v.edge", slot))
         if row is None:
             raise TypeMismatch("v.edge() was called, but the call has no edges=; pass model(graph, x, edges=...)")
         return row
@@ -92,7 +106,7 @@ class Vertex:
         """The vertex's own state of the round before."""
         if not self._has_own:
             raise StructureError("v.state is the state of the round before, and exists only with rounds=")
-        return SlotState(self._rows, 0, self._keys, None)
+        return SlotState(self._rows, 0, self._keys)
 
     def scatter(self, **state: Tensor) -> None:
         """Set this vertex's state, which its parents will gather."""
@@ -122,9 +136,8 @@ class Vertex:
         """Named outputs for the engine, and the structure of what was pushed (None: nothing)."""
         missing = [key for key in self._keys if key not in self._scattered]
         if missing:
-            raise StructureError(
-                f"state key {', '.join(map(repr, missing))} was not scattered; each vertex scatters every key exactly once"
-            )
+            what = f"state key {missing[0]!r} was" if len(missing) == 1 else f"state keys {', '.join(map(repr, missing))} were"
+            raise StructureError(f"{what} not scattered; each vertex scatters every key exactly once")
         outputs: dict[Name, Tensor] = {(0, key): value for key, value in self._scattered.items()}
         if not self._did_push:
             return outputs, None

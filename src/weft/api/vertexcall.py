@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,12 +15,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from weft.api import inputs as check
-from weft.api.function import VertexFunction, first_float
+from weft.api.function import Typed, VertexFunction, first_float
 from weft.api.graph import Graph
 from weft.api.options import Options
 from weft.api.structure import INIT, node_types, plan_tree, round_program, tree_program
 from weft.api.vertex import Vertex
-from weft.errors import FallbackWarning, ShapeError, StructureError, TraceError
+from weft.errors import FallbackWarning, ShapeError, StructureError, TraceError, WeftError
 from weft.graph.capture import Surroundings
 from weft.graph.cell import Trace, discover, ports_of, trace, trace_plainly
 from weft.graph.plain import Unforeseen
@@ -69,6 +70,7 @@ class VertexCall:
     ) -> None:
         self.model, self.graph, self.options, self.rounds = model, graph, options, rounds
         self.name = type(model).__name__
+        check.rounds(self.name, rounds, init)
         self.cache = ModelCache.of(model)
         self.functions = model.vertex_functions()
         self.x, self.edges = x, edges
@@ -80,7 +82,6 @@ class VertexCall:
         )
         self.float_dtype = first_float(model) or check.first_float(self.x_leaves) or torch.get_default_dtype()
         self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
-        check.rounds(self.name, rounds, init)
         self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
         self.type_ids = self._vertex_types()
 
@@ -88,26 +89,43 @@ class VertexCall:
         """Type ids in the order of the model's functions."""
         graph, count = self.graph, len(self.functions)
         ids = graph.type_ids
-        if count == 1:
+        if not isinstance(self.model, Typed) or (count == 1 and ids is None):
             return ids
         if ids is None:
             raise StructureError(f"{self.name}: the graph has no types; build it with Graph(..., types=...)")
         names = [name for name, _ in self.functions]
         if graph.type_names is not None:
-            unknown = [name for name in graph.type_names if name not in names]
+            unknown = [i for i, name in enumerate(graph.type_names) if name not in names]
             if unknown:
+                vertex = int(np.isin(ids, unknown).argmax())
                 raise StructureError(
-                    f"{self.name}: unknown vertex type {unknown[0]!r}; the types are {', '.join(map(repr, names))}"
+                    f"{self.name}: vertex {vertex} has the unknown type {graph.type_names[ids[vertex]]!r}; "
+                    f"the types are {', '.join(map(repr, names))}"
                 )
             return np.array([names.index(name) for name in graph.type_names], dtype=np.int32)[ids]
         if len(ids) and int(ids.max()) >= count:
-            raise StructureError(f"{self.name}: vertex type {int(ids.max())} is out of range; there are {count} types")
+            vertex = int((ids >= count).argmax())
+            raise StructureError(
+                f"{self.name}: vertex {vertex} has type {int(ids[vertex])}, but the types are 0 to {count - 1} "
+                f"({', '.join(map(repr, names))})"
+            )
         return ids
 
     # Cells.
 
     def _function(self, vertex_type: int) -> tuple[str, VertexFunction]:
         return self.functions[vertex_type] if len(self.functions) > 1 else self.functions[0]
+
+    def _shown_name(self, vertex_type: int) -> str:
+        """A cell's path: the model, and which of its types."""
+        name = self._function(vertex_type)[0]
+        return f"{self.name}.{name}" if len(self.functions) > 1 else name
+
+    @staticmethod
+    def _name(error: WeftError, name: str) -> None:
+        """Put the cell's path before what went wrong, once."""
+        if not isinstance(error, TraceError) and not str(error).startswith(f"{name}: "):
+            error.args = (f"{name}: {error}",)
 
     @cached_property
     def _specs(self) -> tuple[tuple[Spec, Spec], Hashable]:
@@ -129,12 +147,17 @@ class VertexCall:
     def body(self, vertex_type: int, spec: Spec, told: dict[str, Any] | None = None) -> Any:
         """The engine's view of a vertex function: from rows to named outputs."""
         _, function = self._function(vertex_type)
+        shown = self._shown_name(vertex_type)
         forward = getattr(type(function).forward, "_one_vertex", type(function).forward)
 
         def run(rows: Rows) -> dict[Name, Tensor]:
             vertex = Vertex(rows, spec, vertex_type, self.rounds is not None)
-            forward(function, vertex)
-            outputs, tree = vertex.results()
+            try:
+                forward(function, vertex)
+                outputs, tree = vertex.results()
+            except WeftError as error:
+                self._name(error, shown)
+                raise
             if told is not None:
                 told["tree"], told["reads type"] = tree, vertex.type_was_read
             return outputs
@@ -143,7 +166,7 @@ class VertexCall:
 
     def cell(self, vertex_type: int, childless: bool) -> tuple[CompiledCell, Any]:
         """The traced cell of a node type, and the structure of what it pushes."""
-        name, function = self._function(vertex_type)
+        function = self._function(vertex_type)[1]
         spec = self._spec(childless)
 
         def key() -> Hashable:
@@ -152,8 +175,7 @@ class VertexCall:
         found = self.cache.cells.get(key())
         if found is None or not found.trace.holds():
             told: dict[str, Any] = {}
-            shown_name = f"{self.name}.{name}" if len(self.functions) > 1 else name
-            made = CompiledCell(self._trace(shown_name, function, vertex_type, spec, told))
+            made = CompiledCell(self._trace(self._shown_name(vertex_type), function, vertex_type, spec, told))
             self.cache.reads_type[id(function)] = told["reads type"]
             found = self.cache.cells[key()] = made
             self.cache.trees[key()] = told["tree"]
@@ -225,21 +247,20 @@ class VertexCall:
 
     def _pushed(self, cells: dict[int, CompiledCell], trees: dict[int, Any]) -> Any:
         """The common structure of what is pushed; None if nothing is."""
-        pushing = [number for number, tree in trees.items() if tree is not None]
-        if not pushing:
+        return self._common({n: (trees[n], _pushes(cells[n].trace.outputs)) for n in trees if trees[n] is not None})
+
+    def _common(self, pushed: Mapping[int, tuple[Any, list[TensorSpec]]]) -> Any:
+        """The structure that all of these node types push."""
+        if not pushed:
             return None
-        first = pushing[0]
-
-        def shapes(number: int) -> list[Any]:
-            return [spec for name, spec in cells[number].trace.outputs.items() if name[0] == "push"]
-
-        for number in pushing[1:]:
-            if trees[number] != trees[first] or shapes(number) != shapes(first):
+        first = next(iter(pushed))
+        for number, found in pushed.items():
+            if found != pushed[first]:
                 raise ShapeError(
-                    f"{self.name}: all types push results of one structure and shape, but {cells[first].trace.name} pushes "
-                    f"{_shown(shapes(first))} and {cells[number].trace.name} pushes {_shown(shapes(number))}"
+                    f"{self.name}: all types push results of one structure and shape, but {self._shown_name(first // 2)} "
+                    f"pushes {_shown(*pushed[first])} and {self._shown_name(number // 2)} pushes {_shown(*found)}"
                 )
-        return trees[first]
+        return pushed[first][0]
 
     # Plan and run.
 
@@ -261,8 +282,24 @@ class VertexCall:
     def _schedule(self, kinds: list[NodeType], ids: Ints) -> Plan:
         program = self.program(kinds, ids)
         if self.rounds is None:
-            return plan_tree(self.graph, program, self.options.policy, self.options.max_rows)
+            with self._naming_cycles():
+                return plan_tree(self.graph, program, self.options.policy, self.options.max_rows)
         return schedule(program, self.options.policy, self.options.max_rows)
+
+    @contextmanager
+    def _naming_cycles(self) -> Iterator[None]:
+        """A cycle is told with the model, the graph of the batch that has it, and the way out."""
+        try:
+            yield
+        except StructureError as error:
+            text = str(error)
+            if text.startswith("cycle: "):
+                part = self._part(int(text.split()[1]))
+                error.args = (f"{self.name}: graph {part}: {text}; rounds= runs on graphs with cycles",)
+            raise
+
+    def _part(self, vertex: int) -> int:
+        return int(np.searchsorted(self.graph.part_offsets, vertex, side="right")) - 1
 
     def run(self) -> Any:
         if self.options.backend == "reference":
@@ -312,7 +349,8 @@ class VertexCall:
 
     def _empty(self, tree: Any) -> Any:
         """No vertices: rows of the right shape, none of them."""
-        cell, tree = self.cell(0, True)
+        kinds = [self.cell(t, True) for t in range(len(self.functions))]
+        cell, tree = next((kind for kind in kinds if kind[1] is not None), kinds[0])
         outputs = cell.trace.outputs
         specs = [outputs[name] for name in self._wanted(tree)]
         rows = [torch.empty((0, *spec.shape), dtype=spec.dtype, device=self.device) for spec in specs]
@@ -328,14 +366,25 @@ class VertexCall:
         if not program.num_nodes:
             return self._empty(None)
         feeds = {"x": self.x, "init": self.init}
-        results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame)
-        tree = next((told["tree"] for told in trees.values() if told.get("tree") is not None), None)
+        with self._naming_cycles():
+            results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame)
         mine = results if self.rounds is None else results[self.rounds * self.graph.num_vertices :]
+        tree = self._pushed_by_rows(mine, ids, trees)
         rows = []
         for name in self._wanted(tree):
             example = next(result[name] for result in mine if name in result)
             rows.append(torch.stack([result.get(name, torch.zeros_like(example)) for result in mine]))
         return self._result(tree, rows)
+
+    def _pushed_by_rows(self, rows: list[dict[Name, Tensor]], ids: Ints, trees: dict[int, dict[str, Any]]) -> Any:
+        """The common structure of what vertices pushed one by one."""
+        found = {}
+        for number in np.unique(ids).tolist():
+            if trees[number].get("tree") is not None:
+                one = rows[int((ids == number).argmax())]
+                outputs = {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in one.items()}
+                found[number] = trees[number]["tree"], _pushes(outputs)
+        return self._common(found)
 
     def _reference_types(self) -> tuple[list[NodeType], Ints, dict[int, Any], dict[int, dict[str, Any]]]:
         many = self.type_ids is not None
@@ -355,9 +404,10 @@ class VertexCall:
 
     def _blame(self, node: int, error: Exception) -> None:
         vertex = node % max(self.graph.num_vertices, 1)
-        part = int(np.searchsorted(self.graph.part_offsets, vertex, side="right")) - 1
+        part = self._part(vertex)
         inside = vertex - int(self.graph.part_offsets[part])
-        error.add_note(f"in {self.name}, vertex {inside} of graph {part} (vertex {vertex} of the batch)")
+        name = self._shown_name(0 if self.type_ids is None else int(self.type_ids[vertex]))
+        error.add_note(f"in {name}, vertex {inside} of graph {part} (vertex {vertex} of the batch)")
 
 
 def _row_spec(tensor: Tensor) -> TensorSpec:
@@ -371,5 +421,15 @@ def _hashable(nest: Any) -> Hashable:
     return tuple(leaves), tree
 
 
-def _shown(specs: list[TensorSpec]) -> str:
-    return ", ".join(f"{list(spec.shape)} {spec.dtype}" for spec in specs)
+def _pushes(outputs: Mapping[Name, TensorSpec]) -> list[TensorSpec]:
+    return [spec for name, spec in outputs.items() if name[0] == "push"]
+
+
+class _Text(str):
+    """Shows itself without quotation marks, inside a nest as well."""
+
+    __repr__ = str.__str__
+
+
+def _shown(tree: Any, specs: list[TensorSpec]) -> str:
+    return repr(tree_unflatten([_Text(f"{list(spec.shape)} {spec.dtype}") for spec in specs], tree))

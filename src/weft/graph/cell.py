@@ -11,7 +11,9 @@ become one `Tape` with inputs and outputs by name:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +122,7 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
         return stand_ins[id(tensor)]
 
     if fake:
-        with mode, torch.no_grad(), CellMode(stand_in):
+        with _quiet(), mode, torch.no_grad(), CellMode(stand_in):
             outputs = dict(body(OneRow(spec, ask)))
         outputs = {name: stand_in(value) for name, value in outputs.items()}
     else:
@@ -128,6 +130,17 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
             outputs = dict(body(OneRow(spec, ask)))
     specs = {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in outputs.items()}
     return Signature(asked, tuple(captures), specs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch logs pages about an operation that fails on fake tensors; the exception says it all."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trace:

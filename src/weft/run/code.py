@@ -76,6 +76,7 @@ class CellCode:
         if given not in self._without_return:
             cut, codes = self.with_cotangents(given)
             taken = {id(value) for piece in cut.pieces.values() for value in piece.takes}
+            taken |= {id(value) for name, value in cut.gradients.items() if name not in self.role.recurrent_in}
             gradients = [value for name, value in cut.gradients.items() if name in self.role.recurrent_in]
             returned = [value for value in gradients if id(value) not in taken]
             piece, stores = cut.pieces["back"], codes["back"].stores

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.graph import ops
-from weft.graph.tape import Value
+from weft.graph.tape import Shape, Value
 from weft.run.views import is_free
 
 aten = torch.ops.aten
@@ -67,7 +67,7 @@ def _step(value: Value) -> tuple[Value, int, bool] | None:
         return source, 0, False
     if target is aten.expand.default and (of_source == 1 or width == of_source):
         return source, 0, of_source == 1
-    shape = source.shape or ()
+    shape: Shape = source.shape or ()
     if target not in (aten.select.int, aten.slice.Tensor) or source.rows is None or len(shape) < 2 or _dim(value, 1) != 1:
         return None
     size = shape[1]
