@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
-from weft.run.emit import Code, emit
+from weft.run.emit import Code, emit, needed_part
 from weft.run.native import emit_native
 from weft.run.split import PER_STEP, Split, split
 
@@ -75,14 +75,24 @@ class CellCode:
         """The per-step backward piece for steps that read only states which need no gradient."""
         if given not in self._without_return:
             cut, codes = self.with_cotangents(given)
-            taken = {id(value) for piece in cut.pieces.values() for value in piece.takes}
-            taken |= {id(value) for name, value in cut.gradients.items() if name not in self.role.recurrent_in}
-            gradients = [value for name, value in cut.gradients.items() if name in self.role.recurrent_in]
-            returned = [value for value in gradients if id(value) not in taken]
+            returned = self._returned(cut)
             piece, stores = cut.pieces["back"], codes["back"].stores
             native = emit_native(piece, stores, returned) if self.role.backend == "native" else None
             self._without_return[given] = native or emit(piece, stores, leave_out=returned)
         return self._without_return[given]
+
+    def _returned(self, cut: Split) -> list[Value]:
+        """Gradients that are returned to states and serve nothing else."""
+        taken = {id(value) for piece in cut.pieces.values() for value in piece.takes}
+        taken |= {id(value) for name, value in cut.gradients.items() if name not in self.role.recurrent_in}
+        gradients = [value for name, value in cut.gradients.items() if name in self.role.recurrent_in]
+        return [value for value in gradients if id(value) not in taken]
+
+    def only_for_return(self, cut: Split) -> list[Value]:
+        """Operations of the backward step that only compute what is returned to states."""
+        piece = cut.pieces["back"]
+        needed = {id(value) for value in needed_part(piece, tuple(self._returned(cut))).values}
+        return [value for value in piece.values if id(value) not in needed]
 
     def saved(self) -> list[Value]:
         """What the backward pieces read of the forward ones, inputs included."""

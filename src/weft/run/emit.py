@@ -42,7 +42,7 @@ def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True, leave_out:
     return Emitter(piece, tuple(stores), use_out, tuple(leave_out)).code()
 
 
-def _needed_part(piece: Piece, leave_out: tuple[Value, ...]) -> Piece:
+def needed_part(piece: Piece, leave_out: tuple[Value, ...]) -> Piece:
     gives = [value for value in piece.gives if not any(value is other for other in leave_out)]
     needed = {id(base) for value in gives for base in bases(value)}
     kept: list[Value] = []
@@ -88,7 +88,7 @@ class Emitter:
     def __init__(self, piece: Piece, stores: tuple[Value, ...], use_out: bool, leave_out: tuple[Value, ...]) -> None:
         self.parameters = [*piece.takes], [*stores]
         stores = tuple(value for value in stores if not any(value is other for other in leave_out))
-        piece = _needed_part(piece, leave_out) if leave_out else piece
+        piece = needed_part(piece, leave_out) if leave_out else piece
         self.piece, self.stores, self.use_out = piece, stores, use_out
         self.names: dict[int, str] = {}
         self.space: dict[str, Any] = {"torch": torch, "aten": aten, "segment_sum": segment_sum}

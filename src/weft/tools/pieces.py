@@ -9,12 +9,13 @@ as few operations without a look inside.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 
 from weft.plan.plan import NOT_A_SLICE, Plan, Read
+from weft.plan.returns import steps_that_return
 from weft.run.batched import Call, Execution
 from weft.run.code import CellCode
 from weft.run.split import BACKWARD, FORWARD, Split
@@ -31,6 +32,12 @@ class PieceCount:
     operations: int
     products: int
     batches: int
+    spared: int = 0
+    """Products that steps do not do because the states they read need no gradient."""
+
+    @property
+    def all_products(self) -> int:
+        return self.products * self.batches - self.spared
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +146,8 @@ def _type_pieces(t: int, call: Call, inference: Execution, training: Execution) 
     forward = {stage: _count(code.split, stage, steps) for stage in FORWARD if _does_something(code, stage)}
     learning = training.codes[t].split
     backward = {stage: _count(learning, stage, steps) for stage in BACKWARD if learning.pieces[stage].gives}
+    if "back" in backward:
+        backward["back"] = replace(backward["back"], spared=_spared(t, plan, training))
     reason = call.cells[t].trace.fallback
     return TypePieces(*head, forward, backward, _gathers(plan, t, code), _reorders(t, code, inference), reason)
 
@@ -154,6 +163,16 @@ def _count(cut: Split, stage: str, steps: int) -> PieceCount:
     values = cut.pieces[stage].values
     products = sum(_name(value.target) in PRODUCTS for value in values)
     return PieceCount(len(values), products, steps if stage in ("during", "back") else 1)
+
+
+def _spared(t: int, plan: Plan, training: Execution) -> int:
+    """Products that only serve to return gradients, at steps that return none."""
+    code = training.codes[t]
+    idle = steps_that_return(plan, t, training.learns).count(False)
+    if not idle:
+        return 0
+    left_out = code.only_for_return(code.split)
+    return idle * sum(_name(value.target) in PRODUCTS for value in left_out)
 
 
 def _name(target: Any) -> str:
