@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.graph.program import Ints, NodeType, Program
+from weft.graph.builder import Builder
+from weft.graph.program import EMPTY, Ints, NodeType, Program
 from weft.plan.condense import type_edges
 from weft.plan.levels import colevels, levels_within, offsets
 from weft.plan.schedule import schedule
@@ -39,41 +40,33 @@ def _childless(graph: Graph) -> Ints:
 
 def tree_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> Program:
     """The program of a graph whose vertices each run once, children first."""
-    ptr, src, edge = graph.offsets, graph.children, graph.edge_rows
+    src, edge = graph.children, graph.edge_rows if with_edges else None
     reads = np.array([bool(kind.ports) for kind in kinds]).take(type)
-    lengths = np.diff(ptr)
+    lengths = np.diff(graph.offsets)
     if (lengths > reads * lengths).any():
         keep = np.repeat(reads, lengths)
-        ptr, src, edge = offsets(reads * lengths), src[keep], edge[keep]
-    return Program(tuple(kinds), type, ptr, src, edge=edge if with_edges else None)
+        lengths, src, edge = reads * lengths, src[keep], None if edge is None else edge[keep]
+    builder = Builder(kinds, edges=with_edges)
+    builder.layer(type, lengths, src, edge=edge)
+    return builder.finish()
 
 
 def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: int, with_edges: bool) -> Program:
     """`rounds` layers over layer 0; argument 0 of a vertex is itself one layer before, its children follow."""
     n = graph.num_vertices
-    first = np.full(n, len(kinds) - 1, dtype=np.int32)
+    vertices = np.arange(n, dtype=np.int32)
     lengths = np.diff(graph.offsets) + 1
-    one_ptr = offsets(lengths)
-    own = one_ptr[:-1]
-    one_src = np.empty(int(one_ptr[-1]), dtype=np.int32)
-    one_edge = np.full(len(one_src), -1, dtype=np.int32)
-    others = np.ones(len(one_src), dtype=np.bool_)
+    own = offsets(lengths)[:-1]
+    others = np.ones(int(lengths.sum()), dtype=np.bool_)
     others[own] = False
-    one_src[own] = np.arange(n, dtype=np.int32)
-    one_src[others], one_edge[others] = graph.children, graph.edge_rows
-    m = len(one_src)
-    src = np.concatenate(
-        [np.where(one_src >= 0, one_src + np.int32(r * n), np.int32(-1)) for r in range(rounds)] or [one_src[:0]]
-    )
-    ptr = [np.zeros(n, np.int32), *(one_ptr[:-1] + np.int32(r * m) for r in range(rounds)), np.array([m * rounds], np.int32)]
-    return Program(
-        tuple(kinds),
-        np.concatenate([first, *[type] * rounds]),
-        np.concatenate(ptr).astype(np.int32),
-        src.astype(np.int32),
-        feed=np.tile(np.arange(n, dtype=np.int32), rounds + 1),
-        edge=np.tile(one_edge, rounds) if with_edges else None,
-    )
+    src, edge = np.empty(len(others), dtype=np.int32), np.full(len(others), EMPTY, dtype=np.int32)
+    src[own], src[others], edge[others] = vertices, graph.children, graph.edge_rows
+    builder = Builder(kinds, feeds=True, edges=with_edges)
+    before = builder.layer(np.full(n, len(kinds) - 1, dtype=np.int32), np.zeros(n, np.int32), src[:0], feed=vertices)
+    for _ in range(rounds):
+        reads = np.where(src >= 0, src + np.int32(before.start), src).astype(np.int32)
+        before = builder.layer(type, lengths, reads, feed=vertices, edge=edge if with_edges else None)
+    return builder.finish()
 
 
 def plan_tree(graph: Graph, program: Program, policy: str, max_rows: int | None) -> Plan:
