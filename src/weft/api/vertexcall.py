@@ -265,7 +265,10 @@ class VertexCall:
     # Plan and run.
 
     def plan(self) -> tuple[Plan, dict[int, CompiledCell], Any, bool]:
+        known = dict(self.cache.reads_type)
         cells, kinds, ids, tree = self.cells()
+        if self.cache.reads_type != known:  # only now is it known whether v.type makes a difference
+            cells, kinds, ids, tree = self.cells()
         options = self.options
         key = (self.graph.key, tuple(kinds), self.rounds, options.policy, options.max_rows, self.edges is None)
         cached = key in self.cache.plans

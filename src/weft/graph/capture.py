@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 _INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft"}
+_LIBRARIES = frozenset({"torch", "numpy", "math", "typing", "collections", "functools", "itertools", "operator", "weft"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -50,7 +51,10 @@ class Surroundings:
     settings: list[Place] = field(default_factory=list)
     objects: list[Place] = field(default_factory=list)
     """Functions, modules and other objects: replacing one by another is a change."""
+    sizes: list[Any] = field(default_factory=list)
+    """Dictionaries and lists to which nothing may be added."""
     modules: list[nn.Module] = field(default_factory=list)
+    _alive: list[Any] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
     def add(self, *roots: Any) -> Surroundings:
@@ -60,12 +64,17 @@ class Surroundings:
             if id(root) in self._seen:
                 continue
             self._seen.add(id(root))
+            self._alive.append(root)
             if isinstance(root, nn.Module):
                 pending.extend(self._module(root))
             elif isinstance(root, types.FunctionType):
                 pending.extend(self._function(root))
             elif isinstance(root, types.MethodType):
                 pending.extend((root.__func__, root.__self__))
+            elif isinstance(root, dict | list | tuple):
+                pending.extend(self._container(root))
+            elif hasattr(root, "__dict__") and not isinstance(root, type | types.ModuleType) and not _from_torch(root):
+                pending.extend((root.__dict__, *_methods(type(root))))
         return self
 
     def place_of(self, tensor: Tensor) -> Place | None:
@@ -74,12 +83,16 @@ class Surroundings:
     def _module(self, module: nn.Module) -> Iterator[Any]:
         self.modules.append(module)
         for container in (module._parameters, module._buffers, module._modules, module.__dict__):
+            self.sizes.append(container)
             for key in container:
                 if key not in _INTERNAL:
                     yield from self._place((container, key))
         for cls in type(module).__mro__:
             if not cls.__module__.startswith("torch."):
-                yield from (member for member in vars(cls).values() if isinstance(member, types.FunctionType))
+                yield from _methods(cls)
+                for key, value in vars(cls).items():
+                    if _is_plain(value) and not key.startswith("__"):
+                        self.settings.append((_Attribute(cls), key))
 
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
         for cell in function.__closure__ or ():
@@ -87,9 +100,21 @@ class Surroundings:
         for container in (function.__kwdefaults__ or {}, dict(enumerate(function.__defaults__ or ()))):
             for key in container:
                 yield from self._place((container, key))
-        for name in _names(function.__code__):
-            if name in function.__globals__:
+        names = set(_names(function.__code__))
+        for name in names:
+            value = function.__globals__.get(name)
+            if isinstance(value, types.ModuleType):
+                if value.__name__.partition(".")[0] not in _LIBRARIES:
+                    for inner in names & value.__dict__.keys():
+                        yield from self._place((value.__dict__, inner))
+            elif name in function.__globals__:
                 yield from self._place((function.__globals__, name))
+
+    def _container(self, container: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+        if not isinstance(container, tuple):
+            self.sizes.append(container)
+        for key in list(container) if isinstance(container, dict) else range(len(container)):
+            yield from self._place((container, key))
 
     def _place(self, place: Place) -> Iterator[Any]:
         value = fetch(place)
@@ -97,40 +122,28 @@ class Surroundings:
             self.tensors.append(place)
         elif _is_plain(value):
             self.settings.append(place)
-        elif isinstance(value, list | tuple | dict) and len(value) < 64:
-            self.settings.append((_Length(place), ""))
-            keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-            for key in keys:
-                if isinstance(value[key], Tensor):
-                    self.tensors.append((_Inside(place), key))
-                elif _is_plain(value[key]):
-                    self.settings.append((_Inside(place), key))
         elif not isinstance(value, types.ModuleType):
             self.objects.append(place)
-            if isinstance(value, nn.Module | types.FunctionType | types.MethodType) and not _from_torch(value):
+            if not isinstance(value, type) and (isinstance(value, nn.Module) or not _from_torch(value)):
                 yield value
 
 
-class _Length:
-    """The length of a list or dictionary that is found at a place."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-    def __getitem__(self, _: Any) -> Any:
-        value = fetch(self.place)
-        return None if value is None else len(value)
+def _methods(cls: type) -> Iterator[Any]:
+    """The functions of a class, however they are wrapped."""
+    for member in vars(cls).values():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+        if isinstance(function, types.FunctionType) and not _from_torch(function):
+            yield function
 
 
-class _Inside:
-    """An entry of a list or dictionary that is itself found at a place."""
+class _Attribute:
+    """An attribute of a class, read like a dictionary entry."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
 
-    def __getitem__(self, key: Any) -> Any:
-        value = fetch(self.place)
-        return None if value is None else value[key]
+    def __getitem__(self, key: str) -> Any:
+        return vars(self.cls)[key]
 
 
 def _from_torch(value: Any) -> bool:
@@ -167,6 +180,7 @@ class Guards:
                 by_dict.setdefault(id(container), (container, []))[1].append(key)
             else:
                 self.others.append(((container, key), fetch((container, key))))
+        self.sizes = [(container, len(container)) for container in surroundings.sizes]
         self.dicts: list[tuple[Callable[[Any], Any], dict[Any, Any], tuple[Any, ...]]] = []
         for container, keys in by_dict.values():
             get = itemgetter(*keys, keys[0])  # at least two keys, so that the answer is always a tuple
@@ -177,6 +191,9 @@ class Guards:
             for get, container, expected in self.dicts:
                 now = get(container)
                 if not all(map(is_, now, expected)) and not _same(now, expected):
+                    return False
+            for sized, size in self.sizes:
+                if len(sized) != size:
                     return False
         except KeyError:
             return False

@@ -53,6 +53,9 @@ RESHAPES = frozenset(
 
 TUPLE_VIEWS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int})
 
+COUNTING = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
+"""Operations that number rows."""
+
 RANDOM_NAMES = frozenset(
     "bernoulli bernoulli_p rand rand_like randn randn_like randint randint_like randperm native_dropout normal multinomial "
     "poisson uniform exponential geometric log_normal cauchy random rrelu_with_noise binomial _standard_gamma".split()

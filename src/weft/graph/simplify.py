@@ -2,7 +2,8 @@
 
 - a chain of reshapes is one reshape, or nothing where the shape comes back;
 - `t(t(x))` is `x`; expanding to the same shape is nothing;
-- a matrix product with zeros is zeros, and adding zeros is nothing: vertices without children pay for no recurrence;
+- a matrix product with rows of zeros is computed once, not for every row: vertices without children pay for no recurrence;
+- adding zeros is nothing;
 - equal operations are done once (never those that draw random numbers).
 """
 
@@ -16,11 +17,12 @@ import torch
 from weft.graph import ops
 from weft.graph.joins import join_slice_gradients
 from weft.graph.segments import segment_sum
+from weft.graph.strided import strided, strided_scatter
 from weft.graph.tape import Tape, Value, operands, prune, replace
 
 aten = torch.ops.aten
+_STRIDED: dict[Any, Any] = {aten.as_strided.default: strided, aten.as_strided_scatter.default: strided_scatter}
 _ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
-_PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.mv.default})
 
 
 def simplify(tape: Tape) -> None:
@@ -42,6 +44,8 @@ def _absent_gradients(tape: Tape) -> None:
 
 def _rewrite(tape: Tape) -> None:
     """One pass in order: each operation sees simplified operands."""
+    for value in tape.values:
+        value.target = _STRIDED.get(value.target, value.target)
     instead: dict[int, Value] = {}
     known: dict[Hashable, Value] = {}
     zero: set[int] = set()
@@ -49,6 +53,7 @@ def _rewrite(tape: Tape) -> None:
     for value in tape.values:
         value.args = replace(value.args, lambda v: instead.get(id(v), v))
         value.kwargs = replace(value.kwargs, lambda v: instead.get(id(v), v))
+        kept += _cheaper_product(value, zero)
         better = _simpler(value, zero)
         if better is value:
             better = known.setdefault(_key(value), value) if not ops.is_random(value.target) else value
@@ -110,12 +115,33 @@ def _one_reshape(value: Value) -> Any:
     return value
 
 
+def _cheaper_product(value: Value, zero: set[int]) -> list[Value]:
+    """A product with rows of zeros is the same for every row: zeros, or NaN where the other factor is not finite.
+
+    The value becomes a view of what one row gives; the operations that compute this are returned.
+    """
+    if value.target is not aten.mm.default or value.dtype is None or not value.dtype.is_floating_point:
+        return []
+    rows, columns = value.shape or ()
+    first, second = value.args
+    if id(first) in zero and first.rows is not None and second.rows is None:
+        turned = Value(f"{value.name}_turned", aten.t.default, (second,), {}, (second.shape or ())[::-1], value.dtype)
+        size = next(iter(second.shape or ()))
+        none = Value(f"{value.name}_none", aten.new_zeros.default, (second, [size]), {}, (size,), value.dtype)
+        once = Value(f"{value.name}_once", aten.mv.default, (turned, none), {}, (columns,), value.dtype)
+        value.target, value.args = aten.expand.default, (once, [rows, columns])
+        return [turned, none, once]
+    if id(second) in zero and second.rows is not None and first.target is aten.t.default and first.args[0].rows is not None:
+        total = Value(f"{value.name}_sum", aten.sum.dim_IntList, (first.args[0], [0], True), {}, (1, rows), value.dtype)
+        none = Value(f"{value.name}_none", aten.mul.Tensor, (total, 0.0), {}, (1, rows), value.dtype)
+        column = Value(f"{value.name}_column", aten.reshape.default, (none, [rows, 1]), {}, (rows, 1), value.dtype)
+        value.target, value.args = aten.expand.default, (column, [rows, columns])
+        return [total, none, column]
+    return []
+
+
 def _is_zero(value: Value, zero: set[int]) -> bool:
     if value.target in _ZEROS:
-        return True
-    if value.target in _PRODUCTS and any(id(operand) in zero for operand in operands(value)):
-        value.target, value.args = aten.zeros.default, (list(value.shape or ()),)
-        value.kwargs = {"dtype": value.dtype}
         return True
     if ops.is_view(value.target) and value.target not in ops.TUPLE_VIEWS:
         return all(id(operand) in zero for operand in operands(value))

@@ -41,7 +41,8 @@ def place_of(value: Value) -> Place | None:
         if step is None:
             return None
         value, more, alone = step
-        offset, width = offset + more, 1 if alone else width
+        # Every part of a repeated number is that number: how far into the repetition a view starts does not matter.
+        offset, width = (more, 1) if alone else (offset + more, width)
     return None if row_width(value) is None else Place(value, offset, width)
 
 
@@ -60,13 +61,17 @@ def _step(value: Value) -> tuple[Value, int, bool] | None:
         before = sum(sizes[: value.args[1]]) if isinstance(sizes, list | tuple) else sizes * value.args[1]
         return source, before * _inner(source), False
     source = value.args[0]
-    width, of_source = row_width(value), row_width(source)
-    if width is None or of_source is None or (value.rows is None) != (source.rows is None):
+    if not isinstance(source, Value):
         return None
-    if target is aten.reshape.default and width == of_source:
+    width, of_source = row_width(value), row_width(source)
+    if width is None or of_source is None:
+        return None
+    if target is aten.reshape.default and width == of_source and (value.rows is None) == (source.rows is None):
         return source, 0, False
     if target is aten.expand.default and (of_source == 1 or width == of_source):
-        return source, 0, of_source == 1
+        return source, 0, of_source == 1  # rows may begin here: the same numbers for every row
+    if (value.rows is None) != (source.rows is None):
+        return None
     shape: Shape = source.shape or ()
     if target not in (aten.select.int, aten.slice.Tensor) or source.rows is None or len(shape) < 2 or _dim(value, 1) != 1:
         return None

@@ -122,11 +122,14 @@ def _pieces(
             pieces[home[id(value)]].values.append(value)
     # A state that the recurrence does not touch is still written step by step, by the piece that runs per step.
     owed: dict[str, list[Value]] = {stage: [] for stage in pieces}
+    gathered = {id(value) for name, value in tape.inputs.items() if name in recurrent_in}
     for name, value in outputs.items():
         if name in recurrent_out:
             owed["during"].append(value)
         else:
-            owed[_latest(value, home, FORWARD, "before")].append(value)
+            # An output may be a gathered state as it is: it is known when the sweep is done.
+            default = "after" if any(id(base) in gathered for base in bases(value)) else "before"
+            owed[_latest(value, home, FORWARD, default)].append(value)
     for name, value in wanted.items():
         # A gradient may be a recurrent output's gradient as it is: it is known when the sweep is done.
         default = "sums" if any(id(base) in from_recurrent_ct for base in bases(value)) else "late"

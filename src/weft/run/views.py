@@ -9,10 +9,10 @@ from weft.graph.tape import Value, operands
 
 
 def is_free(value: Value) -> bool:
-    """Views and their parts are made where they are needed."""
+    """Views and their parts are made where they are needed; so are the numbers of rows, which differ from piece to piece."""
     if ops.is_getitem(value.target):
         return value.args[0].target in ops.TUPLE_VIEWS
-    return ops.is_view(value.target)
+    return ops.is_view(value.target) or value.target in ops.COUNTING
 
 
 def bases(value: Value, per_step: bool = False) -> Iterator[Value]:
