@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from weft.errors import TraceError
 
 _INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft"}
 _LIBRARIES = frozenset({"torch", "numpy", "math", "typing", "collections", "functools", "itertools", "operator", "weft"})
@@ -54,10 +57,12 @@ class Surroundings:
     sizes: list[Any] = field(default_factory=list)
     """Dictionaries and lists to which nothing may be added."""
     modules: list[nn.Module] = field(default_factory=list)
+    roots: tuple[Any, ...] = ()
     _alive: list[Any] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
     def add(self, *roots: Any) -> Surroundings:
+        self.roots += roots
         pending = list(roots)
         while pending:
             root = pending.pop()
@@ -167,6 +172,32 @@ def hooked(modules: list[nn.Module]) -> nn.Module | None:
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             return module
     return None
+
+
+class Disturbed(TraceError):
+    """The code put a tensor into its module while it was only being looked at."""
+
+
+@contextmanager
+def undisturbed(surroundings: Surroundings) -> Iterator[None]:
+    """Take back tensors that the code assigns to modules while it runs on stand-ins, and say that it did."""
+    before = [(d, dict(d)) for module in surroundings.modules for d in (module.__dict__, module._buffers)]
+    try:
+        yield
+    finally:
+        changed = [key for now, then in before for key in _take_back(now, then)]
+    if changed:
+        raise Disturbed(f"it assigns a tensor to its module while it runs ({changed[0]}); make it in __init__")
+
+
+def _take_back(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    changed = [key for key, value in now.items() if isinstance(value, Tensor) and value is not then.get(key)]
+    for key in changed:
+        if key in then:
+            now[key] = then[key]
+        else:
+            del now[key]
+    return changed
 
 
 class Guards:

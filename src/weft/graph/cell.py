@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.errors import TraceError, WeftError
-from weft.graph.capture import Guards, Place, Surroundings, fetch, hooked
+from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, hooked, undisturbed
 from weft.graph.lowering import CellMode
 from weft.graph.plain import Plain, quietly, row_by_row
 from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
 from weft.graph.simplify import simplify
-from weft.graph.slots import join_slots
+from weft.graph.slots import join_slots, separate_states
 from weft.graph.tape import Name, Tape
 from weft.graph.twin import Sizes, twin_trace
 
@@ -149,14 +149,28 @@ def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trac
     if hooking is not None:
         raise TraceError(f"{_HOOKS} ({type(hooking).__name__})")
     try:
-        signature = discover(body, spec)
+        signature, surroundings = _discovered(body, spec, surroundings)
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
-        tape = _tape(body, spec, signature)
+        with undisturbed(surroundings):
+            tape = _tape(body, spec, signature)
     except (WeftError, KeyboardInterrupt):
         raise
     except Exception as error:
         raise TraceError(_reason(error)) from error
     return _finished(name, tape, spec, signature.asked, signature.outputs, places, surroundings, None)
+
+
+def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Signature, Surroundings]:
+    """Look at the code with fake tensors; where it keeps a tensor that it makes on first use, let it make a real one, then look again."""
+    try:
+        with undisturbed(surroundings):
+            return discover(body, spec), surroundings
+    except Disturbed:
+        with torch.random.fork_rng(devices=[]):
+            discover(body, spec, fake=False)
+    surroundings = Surroundings().add(*surroundings.roots)
+    with undisturbed(surroundings):
+        return discover(body, spec), surroundings
 
 
 def _inner(surroundings: Surroundings) -> list[nn.Module]:
@@ -170,7 +184,8 @@ def trace_plainly(
     """The slower way for a cell that cannot be traced: batched by vmap as it is, else row by row."""
     signature = discover(body, spec, fake=False)
     asked = {**signature.asked, **foreseen}
-    places = tuple(place for place in surroundings.tensors if fetch(place).requires_grad)
+    found = {id(fetch(place)): place for place in reversed(surroundings.tensors) if fetch(place).requires_grad}
+    places = tuple(reversed(found.values()))
     kind, device = spec.device.split(":")[0], spec.device
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     names = tuple(n for n in asked if n != ("edge_number",)) + ((("seg",),) if ("edge_number",) in asked else ())
@@ -211,6 +226,7 @@ def _finished(
     fallback: str | None,
 ) -> Trace:
     ports = ports_of(asked, spec.first_child)
+    separate_states(tape)
     join_slots(tape, next((port.positions for port in ports if port.kind == "slots"), ()))
     kinds = tuple(_kind(fetch(place)) for place in places)
     return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings), _inner(surroundings), fallback)

@@ -31,6 +31,9 @@ class CellMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if _mutates(func, name) and args and isinstance(args[0], Tensor) and self.stand_in(args[0]) is not args[0]:
             raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name})")
+        out = kwargs.get("out")
+        if isinstance(out, Tensor) and self.stand_in(out) is not out:
+            raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name} with out=)")
         args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs))
         lowered = LOWERINGS.get(name)
         if lowered is not None:

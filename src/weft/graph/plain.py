@@ -40,6 +40,7 @@ class Plain:
     diff: tuple[Name, ...]
     captures: Callable[[], list[Tensor]]
     around: Callable[[], AbstractContextManager[Any]]
+    checked: bool = False
 
     def tape(self, specs: Mapping[Name, TensorSpec], results: Mapping[Name, TensorSpec], per_edge: Any) -> Tape:
         n = Rows("n")
@@ -88,9 +89,30 @@ class Plain:
             results = self.run(leaves, n)
             ordered = [results[name] for name in self.outputs]
         if training:
+            self._check_parameters(ordered, leaves)
             records[number] = ([leaves[name] for name in self.diff], ordered)
         device = tensors[0].device if tensors else ordered[0].device
         return *(value.detach() for value in ordered), torch.full((n,), number, dtype=torch.int64, device=device)
+
+    def _check_parameters(self, outputs: list[Tensor], leaves: dict[Name, Tensor]) -> None:
+        """Once: no gradient may end in a tensor that weft does not know of, or it would be lost."""
+        if self.checked:
+            return
+        self.checked = True
+        known = {id(tensor) for tensor in [*self.captures(), *leaves.values()]}
+        pending, seen = [out.grad_fn for out in outputs if out.grad_fn is not None], set[Any]()
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            tensor = getattr(node, "variable", None)
+            if tensor is not None and id(tensor) not in known:
+                raise TraceError(
+                    f"it uses a parameter of shape {list(tensor.shape)} that is not found in its modules, attributes, closure "
+                    "or globals; register it as a parameter"
+                )
+            pending += [next_node for next_node, _ in node.next_functions if next_node is not None]
 
     def row_grads(self, token: Tensor, cotangents: list[Tensor], n: int, e: int, records: Records) -> list[Tensor]:
         """Rows of one or several remembered graphs, in order."""

@@ -36,6 +36,19 @@ def join_slots(tape: Tape, positions: tuple[int, ...]) -> None:
     prune(tape)
 
 
+def separate_states(tape: Tape) -> None:
+    """A tensor that is scattered under two keys lives in two arenas: the second becomes a copy."""
+    seen: set[int] = set()
+    for name, value in tape.outputs.items():
+        if value is None or name[0] != "out" or not isinstance(name[1][0], int):
+            continue
+        if id(value) in seen:
+            copy = Value(f"{value.name}_for_{name[1][1]}", aten.clone.default, (value,), {}, value.shape, value.dtype)
+            tape.values.append(copy)
+            tape.outputs[name] = copy
+        seen.add(id(value))
+
+
 def _join_uses(tape: Tape, whole: Value, parts: list[Value | None]) -> None:
     """`cat([slot 0, slot 1, ...])` along the first dimension, and `stack` of them, are reshapes of the whole."""
     for value in tape.values:

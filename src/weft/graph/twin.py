@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -99,6 +100,8 @@ def _value(name: str, module: torch.fx.GraphModule, node: torch.fx.Node, twin: t
             raise TraceError(f"{node.target} combines different rows with each other")
     if node.op == "get_attr":
         constant = getattr(module, str(node.target))
+        if isinstance(constant, FakeTensor):
+            raise TraceError("it uses a tensor that was made and kept while it was being traced; make it in __init__")
         return Value(name, None, shape=tuple(constant.shape), dtype=constant.dtype, constant=constant)
     if node.op == "placeholder":
         return Value(name, None, shape=shape, dtype=dtype)

@@ -18,6 +18,7 @@ from weft.run.code import CellCode, Role
 from weft.run.forward import run_forward
 from weft.run.indices import Indices, as_tensor
 from weft.run.typerun import PORT_KINDS, Arenas, TypeRun
+from weft.run.views import is_free
 
 
 @dataclass(eq=False)
@@ -240,7 +241,9 @@ class Execution:
             arena = self.arenas[self.plan.class_of[t, output], key]
             where = self.indices.class_rows(t, output)
             return arena[where[0] : where[1]] if isinstance(where, tuple) else arena.index_select(0, where)
-        return self.runs[t].whole(value)
+        rows = self.runs[t].whole(value)
+        # What was not computed here belongs to someone else: an input, a parameter, or a part of them.
+        return rows.clone() if is_free(value) or value.name in self.codes[t].input_name else rows
 
     def _output(self, name: Name) -> Tensor:
         parts = [(t, self._rows_of(t, name)) for t in self.types]

@@ -32,20 +32,14 @@ def compile_piece(piece: Piece, eager: Code) -> Code:
 def _stepping(eager: Code, fused: Callable[..., Any], order: list[int]) -> Callable[..., Any]:
     taken, stored = len(eager.takes), len(eager.stores)
     rows = [i for i, value in enumerate(eager.stores) if value.rows is not None]
-    compiled = False
 
     def run(*args: Any) -> tuple[Any, ...]:
-        nonlocal compiled
         n, e, bounds = args[taken + stored : taken + stored + 3]
         first = any(args[taken + i].storage_offset() == 0 for i in rows)
         if n < 2 or e == 1 or first:
             return eager.run(*args)
-        if compiled:
+        with telling_equal_sizes_apart(use_duck_shape=False):
             results = fused(*args[:taken], n, e, bounds, None)
-        else:
-            with telling_equal_sizes_apart(use_duck_shape=False):
-                results = fused(*args[:taken], n, e, bounds, None)
-            compiled = True
         for place, at in zip(args[taken : taken + stored], order, strict=True):
             place.copy_(results[at])
         return ()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,13 +34,16 @@ def emit_native(piece: Piece, stores: Iterable[Value], leave_out: Iterable[Value
     if path is None:
         return None
     emitter = _NativeEmitter(piece, tuple(stores), tuple(leave_out), path)
-    return emitter.code() if emitter.fusable else None
+    try:
+        return emitter.code() if emitter.fusable else None
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def fuses(value: Value) -> bool:
     """Whether an operation can be part of a kernel."""
     width = row_width(value)
-    if width is None or value.rows is None:
+    if not width or value.rows is None:
         return False
     if value.target in JOINS:
         dim = value.args[1] if len(value.args) > 1 else 0
@@ -114,7 +118,9 @@ class _NativeEmitter(Emitter):
                     inputs[id(place_read.base)] = place_read.base
         for base in inputs.values():
             self._ensure(base)
-            if id(base) not in self.checked:
+            if base.constant is not None:
+                self.space[self.name(base)] = base.constant.contiguous()
+            elif id(base) not in self.checked:
                 self.checked.add(id(base))
                 self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
         self.made.update(inside)
