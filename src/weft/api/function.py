@@ -98,6 +98,9 @@ def call(
     return VertexCall(model, structure, x, edges, rounds, init, Options.of(options)).run()
 
 
+call._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile runs a call as it is, and does not look inside
+
+
 class Typed(VertexFunction):
     """Several kinds of vertices: one vertex function per type, all with the same state.
 

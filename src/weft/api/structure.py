@@ -14,7 +14,7 @@ import numpy as np
 from weft.graph.builder import Builder
 from weft.graph.program import EMPTY, Ints, NodeType, Program
 from weft.plan.condense import type_edges
-from weft.plan.levels import colevels, levels_within, offsets
+from weft.plan.levels import Bools, colevels, levels_within, offsets
 from weft.plan.schedule import schedule
 
 if TYPE_CHECKING:
@@ -117,6 +117,21 @@ def _kept(graph: Graph, key: str, make: Callable[[], Ints]) -> Ints:
     for part, start, stop in zip(parts, graph.part_offsets[:-1].tolist(), graph.part_offsets[1:].tolist(), strict=True):
         part.cache[key] = whole[start:stop]
     return whole
+
+
+def reaching(graph: Graph, wanted: Bools) -> Bools:
+    """The wanted vertices and all that they depend on."""
+    ptr, src = graph.offsets, graph.children
+    found, frontier = wanted.copy(), np.flatnonzero(wanted)
+    while len(frontier):
+        lengths = ptr[frontier + 1] - ptr[frontier]
+        bounds = offsets(lengths)
+        read = src[np.repeat(ptr[frontier] - bounds[:-1], lengths) + np.arange(bounds[-1])]
+        fresh = read[read >= 0]
+        fresh = fresh[~found[fresh]]
+        found[fresh] = True
+        frontier = np.unique(fresh)
+    return found
 
 
 INIT = NodeType("first state", (), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from weft.api import inputs as check
 from weft.api.function import Typed, VertexFunction, first_float
 from weft.api.graph import Graph
 from weft.api.options import Options
-from weft.api.structure import INIT, node_types, plan_tree, round_program, tree_program
+from weft.api.structure import INIT, node_types, plan_tree, reaching, round_program, tree_program
 from weft.api.vertex import Vertex
 from weft.errors import FallbackWarning, ShapeError, StructureError, TraceError, WeftError
 from weft.graph.capture import Surroundings
@@ -27,20 +28,25 @@ from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
+from weft.graph.twin import Escaped
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
 from weft.run.batched import Call, CompiledCell, run_batched
 from weft.run.reference import run_reference
+
+KEPT_TRACES = 4
+
+_tracing = threading.RLock()
+"""Tracing changes what torch does everywhere in the process, so one thread at a time does it."""
 
 
 class ModelCache:
     """What a vertex function keeps between calls: traces by signature, plans by structure."""
 
     def __init__(self) -> None:
-        self.cells: dict[Hashable, CompiledCell] = {}
+        self.cells: dict[Hashable, list[CompiledCell]] = {}
         self.plans = PlanCache()
         self.surroundings: dict[int, Surroundings] = {}
-        self.trees: dict[Hashable, Any] = {}
         self.reads_type: dict[int, bool] = {}
         self.warned: set[str] = set()
         self.foreseen: dict[Name, TensorSpec] = {}
@@ -172,20 +178,25 @@ class VertexCall:
         def key() -> Hashable:
             return (id(function), childless, vertex_type if self.cache.reads_type.get(id(function)) else 0, self._specs[1])
 
-        found = self.cache.cells.get(key())
-        if found is None or not found.trace.holds():
+        kept = self.cache.cells.get(key(), ())
+        found = next((cell for cell in kept if cell.trace.holds()), None)
+        if found is None:
             told: dict[str, Any] = {}
-            made = CompiledCell(self._trace(self._shown_name(vertex_type), function, vertex_type, spec, told))
-            self.cache.reads_type[id(function)] = told["reads type"]
-            found = self.cache.cells[key()] = made
-            self.cache.trees[key()] = told["tree"]
-        return found, self.cache.trees[key()]
+            found = CompiledCell(self._trace(self._shown_name(vertex_type), function, vertex_type, spec, told))
+            self.cache.reads_type[id(function)] = told["reads type"] or self.cache.reads_type.get(id(function), False)
+            found.tree = told["tree"]
+            # The last few stay: train and eval, with and without gradients.
+            self.cache.cells[key()] = [found, *self.cache.cells.get(key(), ())][:KEPT_TRACES]
+        return found, found.tree
 
     def _trace(self, name: str, function: VertexFunction, vertex_type: int, spec: Spec, told: dict[str, Any]) -> Trace:
         """Trace a vertex function; what cannot be traced is batched the slower way, with one warning."""
         body, surroundings = self.body(vertex_type, spec, told), Surroundings().add(function)
         try:
-            return trace(name, body, spec, surroundings)
+            with _tracing:
+                return trace(name, body, spec, surroundings)
+        except Escaped as error:
+            raise Escaped(f"{name}: {error}") from None
         except TraceError as error:
             reason = str(error)
         try:
@@ -207,8 +218,8 @@ class VertexCall:
             def body(rows: Rows) -> dict[Name, Tensor]:
                 return {(0, key): value.clone() for key, value in rows.feed("init").items()}
 
-            self.cache.cells[key] = CompiledCell(trace("first state", body, spec, Surroundings()))
-        return self.cache.cells[key]
+            self.cache.cells[key] = [CompiledCell(trace("first state", body, spec, Surroundings()))]
+        return self.cache.cells[key][0]
 
     def cells(self) -> tuple[dict[int, CompiledCell], list[NodeType], Ints, Any]:
         """Cells and node types for the vertices of this graph, each vertex's node type, and what is pushed."""
@@ -228,7 +239,27 @@ class VertexCall:
         if self.rounds is not None:
             kinds.append(INIT)
             cells[len(kinds) - 1] = self._first_state_cell()
-        return cells, kinds, ids, self._pushed(cells, trees)
+        tree = self._pushed(cells, trees)
+        silent = [number for number, pushed in trees.items() if pushed is None]
+        if tree is not None and silent and self.rounds is None:
+            needed = reaching(self.graph, ~np.isin(ids, silent))
+            if not needed.all():
+                ids = np.where(needed, ids, np.int32(len(kinds))).astype(np.int32)
+                cells[len(kinds)] = self._idle_cell()
+                kinds.append(NodeType("not needed"))
+        return cells, kinds, ids, tree
+
+    def _idle_cell(self) -> CompiledCell:
+        """For vertices that no result depends on: they compute nothing, and nothing of them reaches a gradient."""
+        spec = self._spec(True)
+        key = ("not needed", spec.state, str(self.device))
+        if key not in self.cache.cells:
+
+            def body(rows: Rows) -> dict[Name, Tensor]:
+                return {(0, name): torch.zeros(s.shape, dtype=s.dtype, device=self.device) for name, s in spec.state}
+
+            self.cache.cells[key] = [CompiledCell(trace("not needed", body, spec, Surroundings()))]
+        return self.cache.cells[key][0]
 
     def _node_types(self, many: bool) -> Ints:
         if len(self.functions) > 1 and self.graph.type_names is not None:

@@ -161,7 +161,7 @@ def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trac
 
 
 def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Signature, Surroundings]:
-    """Look at the code with fake tensors; where it keeps a tensor that it makes on first use, let it make a real one, then look again."""
+    """Look at the code with fake tensors; where it keeps one that it makes on first use, let it make a real one first."""
     try:
         with undisturbed(surroundings):
             return discover(body, spec), surroundings

@@ -211,7 +211,7 @@ class _RowOf(_Asking):
         return tree_map(lambda *parts: torch.stack(parts), *results)
 
     def _one_child(self, fn: ChildFunction, edge: int, extra: list[Tensor]) -> Any:
-        state = {key: self.inputs["edge", key][edge] for key in self.state if ("edge", key) in self.inputs}
+        state = {key: self.inputs["edge", key][edge].clone() for key in self.state if ("edge", key) in self.inputs}
         leaves, tree = torch.utils._pytree.tree_flatten(self.spec.edge)
         feeds = [self.inputs["edge_feed", i][edge] if ("edge_feed", i) in self.inputs else None for i in range(len(leaves))]
         row = None if self.spec.edge is None else torch.utils._pytree.tree_unflatten(feeds, tree)

@@ -174,7 +174,7 @@ class ManyRows(_Asking):
 
         def one_edge(number: Tensor, inputs: dict[Name, Tensor], *extra: Tensor) -> Any:
             level = _functorch.maybe_get_level(number)
-            state = {key: inputs[("edge", key)] for key in self.state if ("edge", key) in inputs}
+            state = {key: inputs[("edge", key)].clone() for key in self.state if ("edge", key) in inputs}
             feeds = [inputs.get(("edge_feed", i)) for i in range(count)]
             edge = torch.utils._pytree.tree_unflatten(feeds, tree) if count else None
             with CellMode(lambda tensor: self._on_edge(tensor, level)):

@@ -28,6 +28,10 @@ Sizes = dict[str, int]
 _functorch: Any = torch._C._functorch
 
 
+class Escaped(TraceError):
+    """A stand-in tensor has got into the user's own keeping: nothing may be computed with it."""
+
+
 class _NoFallback:
     """While tracing, vmap must not unroll an operation row by row."""
 
@@ -101,7 +105,7 @@ def _value(name: str, module: torch.fx.GraphModule, node: torch.fx.Node, twin: t
     if node.op == "get_attr":
         constant = getattr(module, str(node.target))
         if isinstance(constant, FakeTensor):
-            raise TraceError("it uses a tensor that was made and kept while it was being traced; make it in __init__")
+            raise Escaped("it keeps a tensor that it makes on first use where weft cannot make it anew; make it beforehand")
         return Value(name, None, shape=tuple(constant.shape), dtype=constant.dtype, constant=constant)
     if node.op == "placeholder":
         return Value(name, None, shape=shape, dtype=dtype)

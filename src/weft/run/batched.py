@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,9 @@ from weft.run.indices import Indices, as_tensor
 from weft.run.typerun import PORT_KINDS, Arenas, TypeRun
 from weft.run.views import is_free
 
+KEPT_CODES = 8
+"""How many sets of compiled cells a plan remembers: training, inference, other outputs."""
+
 
 @dataclass(eq=False)
 class CompiledCell:
@@ -27,6 +31,8 @@ class CompiledCell:
 
     trace: Trace
     codes: dict[Role, CellCode] = field(default_factory=dict)
+    tree: Any = None
+    """The structure of what the cell pushes; None if it pushes nothing."""
 
     def code(self, role: Role) -> CellCode:
         if role not in self.codes:
@@ -93,11 +99,13 @@ class Execution:
     def _kept_codes(self) -> dict[int, CellCode]:
         """The compiled cells for this plan, which do not change while the same gradients and outputs are wanted."""
         call = self.call
-        key = ("codes", tuple(call.wanted), tuple(self.needs), call.recompute, call.backend, tuple(call.cells.values()))
-        if key not in self.plan._derived:
-            self.plan._derived[key] = {t: self._code(t) for t in self.types}
-        codes: dict[int, CellCode] = self.plan._derived[key]  # type: ignore[assignment]
-        return codes
+        key = (tuple(call.wanted), tuple(self.needs), call.recompute, call.backend, tuple(call.cells.values()))
+        kept: OrderedDict[Any, dict[int, CellCode]] = self.plan._derived.setdefault("codes", OrderedDict())  # type: ignore[assignment]
+        if key not in kept:
+            kept[key] = {t: self._code(t) for t in self.types}
+            if len(kept) > KEPT_CODES:
+                kept.popitem(last=False)
+        return kept[key]
 
     def _code(self, t: int) -> CellCode:
         plan, cell = self.plan, self.call.cells[t]

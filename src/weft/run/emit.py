@@ -131,8 +131,14 @@ class Emitter:
         for value in self.piece.values:
             self._ensure(value)
 
-    def _like(self) -> str:
-        return self.name(self.piece.takes[0])
+    def _new(self, value: Value) -> str:
+        """Memory for a value, on the device of something that the piece is given."""
+        takes, into = self.parameters
+        shape = self._render(list(value.shape or ()))
+        if takes or into:
+            like = self.name(takes[0]) if takes else f"to_{self.name(into[0])}"
+            return f"{like}.new_empty({shape}, dtype={value.dtype})"
+        return f"torch.empty({shape}, dtype={value.dtype})"
 
     def _plan_destinations(self) -> None:
         """A stored value that this piece computes goes straight to its place; so does the base of a stored reshape."""
@@ -161,9 +167,7 @@ class Emitter:
             place = self.destination.get(id(value))
             if place is None:
                 place = self.name(value)
-                self.lines.append(
-                    f"{place} = {self._like()}.new_empty({self._render(list(value.shape or ()))}, dtype={value.dtype})"
-                )
+                self.lines.append(f"{place} = {self._new(value)}")
                 self.destination[id(value)] = place
             self.joins[id(value)] = place
             start = 0

@@ -105,8 +105,7 @@ class _NativeEmitter(Emitter):
         for value in outward:
             place = self.destination.get(id(value))
             if place is None:
-                shape = self._render(list(value.shape or ()))
-                self.lines.append(f"{self.name(value)} = {self._like()}.new_empty({shape}, dtype={value.dtype})")
+                self.lines.append(f"{self.name(value)} = {self._new(value)}")
             else:
                 self.lines.append(f"{self.name(value)} = {place}")
         inputs: dict[int, Value] = {}
