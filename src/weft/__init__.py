@@ -1,5 +1,8 @@
 """weft: write the network for one example, in plain PyTorch; run it batched, on any structure, with the same numbers."""
 
+from importlib import import_module
+from typing import Any
+
 from weft.api.function import Typed as Typed
 from weft.api.function import VertexFunction as VertexFunction
 from weft.api.graph import Graph as Graph
@@ -11,3 +14,10 @@ from weft.errors import TraceError as TraceError
 from weft.errors import TypeMismatch as TypeMismatch
 from weft.errors import WeftError as WeftError
 from weft.tools.planned import plan as plan
+
+
+def __getattr__(name: str) -> Any:
+    """`weft.nn` and `weft.testing` are there without an import of their own, and cost nothing until used."""
+    if name in ("nn", "testing"):
+        return import_module(f"weft.{name}")
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -48,6 +48,12 @@ class Children:
     def __init__(self, rows: Rows, keys: tuple[str, ...]) -> None:
         self._rows, self._keys = rows, keys
 
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeMismatch("v.gather() cannot be looped over: vertices have different numbers of children; use .map(fn)")
+
+    def __len__(self) -> int:
+        raise TypeMismatch("v.gather() has no length as a Python number; use .count, a tensor")
+
     @property
     def count(self) -> Tensor:
         """How many children there are, as a 0-d tensor."""

@@ -74,6 +74,8 @@ def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: VertexFunction, v: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(v, Vertex):
             return forward(self, v, *args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():  # torch.compile runs a call as it is, and does not look inside
+            return torch.compiler.disable(call)(self, v, *args, **kwargs)
         return call(self, v, *args, **kwargs)
 
     run._one_vertex = forward  # type: ignore[attr-defined]
@@ -96,9 +98,6 @@ def call(
     if not isinstance(structure, Graph):
         raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(structure).__name__}")
     return VertexCall(model, structure, x, edges, rounds, init, Options.of(options)).run()
-
-
-call._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile runs a call as it is, and does not look inside
 
 
 class Typed(VertexFunction):

@@ -12,7 +12,12 @@ BACKENDS = ("auto", "reference", "eager", "compiled", "triton")
 
 @dataclass(frozen=True)
 class Options:
-    """`policy` and `backend` choose how; `max_rows` caps the rows of a step; `recompute` trades time for memory."""
+    """How a call is to be run. All choices give the same numbers.
+
+    `policy` orders the work, `backend` runs it. `max_rows` caps the rows of one step of a recurrence. `recompute` keeps less
+    between forward and backward and computes it again. `dedupe` allows equal calls to be computed once, and `graph` to replay
+    launches on a GPU; a vertex function makes no use of these two yet.
+    """
 
     policy: str = "auto"
     backend: str = "auto"

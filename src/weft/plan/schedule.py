@@ -64,23 +64,25 @@ def _one_group(program: Program, policy: str) -> GroupOrder:
 
 
 class PlanCache:
-    """The most recently used plans, by structure.
+    """The most recently used plans, by structure: so many of them, and of so many nodes together.
 
     >>> cache = PlanCache(2)
     >>> cache.get("a", lambda: 1), cache.get("a", lambda: 2)
     (1, 1)
     """
 
-    def __init__(self, capacity: int = 64) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int = 1024, nodes: int = 1 << 20) -> None:
+        self.capacity, self.nodes = capacity, nodes
         self._plans: OrderedDict[Hashable, object] = OrderedDict()
+        self._held = 0
 
     def get(self, key: Hashable, make: Callable[[], object]) -> object:
         found = self._plans.get(key)
         if found is None:
             found = self._plans[key] = make()
-            if len(self._plans) > self.capacity:
-                self._plans.popitem(last=False)
+            self._held += _size(found)
+            while len(self._plans) > self.capacity or (self._held > self.nodes and len(self._plans) > 1):
+                self._held -= _size(self._plans.popitem(last=False)[1])
         else:
             self._plans.move_to_end(key)
         return found
@@ -90,3 +92,7 @@ class PlanCache:
 
     def __len__(self) -> int:
         return len(self._plans)
+
+
+def _size(plan: object) -> int:
+    return plan.program.num_nodes if isinstance(plan, Plan) else 1
