@@ -58,22 +58,26 @@ class GraphCore:
 
     @cached_property
     def _arrays(self) -> Arrays:
+        return Arrays(self.children, self.offsets, self.edge_rows)
+
+    @cached_property
+    def _merged(self) -> tuple[Ints, Ints]:
         return merging.merge_arrays(self.parts, self.part_offsets)
 
     @cached_property
     def children(self) -> Ints:
         """The children of all vertices, slot after slot; -1 is an empty slot."""
-        return self._arrays.children
+        return self._merged[0] if self._parts is not None else self._arrays.children
 
     @cached_property
     def offsets(self) -> Ints:
         """Vertex v has the slots `offsets[v]` up to `offsets[v + 1]`."""
-        return self._arrays.offsets
+        return self._merged[1] if self._parts is not None else self._arrays.offsets
 
     @cached_property
     def edge_rows(self) -> Ints:
         """The number of the edge in each slot, counted as the constructor got the edges; -1 at an empty slot."""
-        return self._arrays.edge_rows
+        return merging.merge_edge_rows(self._parts) if self._parts is not None else self._arrays.edge_rows
 
     @cached_property
     def num_edges(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from weft.api.graph_build import Arrays, Ints, Types, freeze
+from weft.api.graph_build import Ints, Types, freeze
 from weft.api.graph_check import check_size, show
 from weft.errors import ShapeError, StructureError, TypeMismatch
 from weft.plan.levels import offsets as offsets_from
@@ -48,11 +48,12 @@ def common_device(graphs: Sequence[GraphCore]) -> torch.device | None:
     return devices.pop() if devices else None
 
 
-def merge_arrays(parts: Sequence[GraphCore], part_offsets: Ints) -> Arrays:
-    """The arrays of all parts as those of one graph: vertices, slots and edge rows each count on from part to part."""
+def merge_arrays(parts: Sequence[GraphCore], part_offsets: Ints) -> tuple[Ints, Ints]:
+    """Children and offsets of all parts as those of one graph: vertices and slots count on from part to part."""
     if not parts:
-        return Arrays(freeze(np.empty(0)), freeze(np.zeros(1)), freeze(np.empty(0)))
-    children, offsets, edge_rows = (np.concatenate(column) for column in zip(*[part._arrays for part in parts], strict=True))
+        return freeze(np.empty(0)), freeze(np.zeros(1))
+    arrays = [part._arrays for part in parts]
+    children, offsets = np.concatenate([each[0] for each in arrays]), np.concatenate([each[1] for each in arrays])
     check_size(int(part_offsets[-1]), len(children))
     # Each part has one offset more than vertices: its last is its number of slots, its first repeats the end before it.
     first = part_offsets + np.arange(len(part_offsets), dtype=np.int32)
@@ -61,11 +62,18 @@ def merge_arrays(parts: Sequence[GraphCore], part_offsets: Ints) -> Arrays:
     offsets += np.repeat(slot_offsets[:-1], np.diff(part_offsets) + 1)
     keep = np.ones(len(offsets), dtype=bool)
     keep[first[1:-1]] = False
+    shift = np.repeat(part_offsets[:-1], slots)
     filled = children >= 0
-    edge_offsets = slot_offsets if filled.all() else offsets_from(filled)[slot_offsets]
-    children += np.repeat(part_offsets[:-1], slots) * filled
-    edge_rows += np.repeat(edge_offsets[:-1], slots) * filled
-    return Arrays(freeze(children), freeze(offsets[keep]), freeze(edge_rows))
+    children += shift if filled.all() else shift * filled
+    return freeze(children), freeze(offsets[keep])
+
+
+def merge_edge_rows(parts: Sequence[GraphCore]) -> Ints:
+    """Edge rows of all parts, counted on from part to part; few calls need them."""
+    rows = np.concatenate([np.empty(0, np.int32), *(part._arrays.edge_rows for part in parts)])
+    before = offsets_from(np.array([part.num_edges for part in parts], dtype=np.int64))[:-1]
+    shift = np.repeat(before, [len(part._arrays.edge_rows) for part in parts])
+    return freeze(np.where(rows >= 0, rows + shift, rows))
 
 
 def common_type_names(parts: Sequence[GraphCore]) -> tuple[str, ...] | None:

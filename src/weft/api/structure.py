@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 
 def node_types(graph: Graph, many: bool) -> Ints:
     """Two node types per vertex type: 2t gathers, 2t + 1 has no children."""
-    leaf = _kept(graph, "childless", lambda: _childless(graph))
     if not many or graph.type_ids is None:
-        return leaf
-    types: Ints = leaf + np.int32(2) * graph.type_ids
+        return _kept(graph, "childless", lambda: _childless(graph))
+    if graph.type_names is None:
+        return _kept(graph, "node types", lambda: _typed(graph))
+    return _typed(graph)  # parts may know other names than the batch, and count them otherwise
+
+
+def _typed(graph: Graph) -> Ints:
+    assert graph.type_ids is not None
+    types: Ints = node_types(graph, False) + np.int32(2) * graph.type_ids
     return types
 
 
