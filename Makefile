@@ -1,4 +1,4 @@
-# From a fresh clone: `make demo`, `make test`, `make bench` and `make lint` each work alone.
+# From a fresh clone: `make demo`, `make test` and `make lint` each work alone; `make bench` needs data sets (WEFT_DATA).
 # Options of the benchmarks: `make bench ARGS="tree_lstm --data DIR"`.
 # The first of them makes .venv; later ones reuse it until pyproject.toml or constraints.txt change.
 

@@ -2,7 +2,7 @@
 
 `exp` and `tanh` are written out so that any compiler can turn loops over them into vector instructions: range reduction and
 rational or polynomial approximations after S. Moshier's Cephes library (1989), with a relative error of a few units in the last
-place. NaN goes through, overflow gives infinity, underflow denormal numbers and zero.
+place. `exp_` is for arguments that are not positive, which is all that these two need; NaN goes through, underflow is gradual.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ PRELUDE = {
     torch.float32: """
 typedef float real;
 static inline real exp_(real x) {
-  x = x < -110.0f ? -110.0f : x;
-  x = x > 100.0f ? 100.0f : x;
+  x = x < -104.0f ? -104.0f : x;
   real z = __builtin_rintf(x * 1.44269504088896341f);
   real r = x - z * 0.693359375f + z * 2.12194440e-4f;
   real p = 1.9875691500e-4f;
@@ -31,12 +30,10 @@ static inline real exp_(real x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  int k = (int)z, half = k / 2;
-  int low = (half + 127) << 23, high = (k - half + 127) << 23;
-  real a, b;
-  __builtin_memcpy(&a, &low, 4);
-  __builtin_memcpy(&b, &high, 4);
-  return p * a * b;
+  int bits = ((int)z + 64 + 127) << 23;
+  real scale;
+  __builtin_memcpy(&scale, &bits, 4);
+  return p * scale * 5.42101086242752217e-20f;
 }
 static inline real tanh_(real x) {
   real z = x * x;
@@ -46,8 +43,9 @@ static inline real tanh_(real x) {
   p = p * z + 1.33314422036e-1f;
   p = p * z - 3.33332819422e-1f;
   real near = x + x * z * p;
-  real far = 1.0f - 2.0f / (exp_(x + x) + 1.0f);
-  return z < 0.390625f ? near : far;
+  real t = exp_(x < 0 ? x + x : -x - x);
+  real far = (1.0f - t) / (1.0f + t);
+  return z < 0.390625f ? near : x < 0 ? -far : far;
 }
 static inline real sigmoid_(real x) {
   real e = exp_(x < 0 ? x : -x);
@@ -57,8 +55,7 @@ static inline real sigmoid_(real x) {
     torch.float64: """
 typedef double real;
 static inline real exp_(real x) {
-  x = x < -750.0 ? -750.0 : x;
-  x = x > 720.0 ? 720.0 : x;
+  x = x < -746.0 ? -746.0 : x;
   real z = __builtin_rint(x * 1.4426950408889634073599);
   real r = x - z * 6.93145751953125e-1 - z * 1.42860682030941723212e-6;
   real s = r * r;
@@ -66,20 +63,19 @@ static inline real exp_(real x) {
   real q = ((3.00198505138664455042e-6 * s + 2.52448340349684104192e-3) * s + 2.27265548208155028766e-1) * s
            + 2.00000000000000000005;
   real e = 1.0 + 2.0 * p / (q - p);
-  long long k = (long long)z, half = k / 2;
-  long long low = (half + 1023) << 52, high = (k - half + 1023) << 52;
-  real a, b;
-  __builtin_memcpy(&a, &low, 8);
-  __builtin_memcpy(&b, &high, 8);
-  return e * a * b;
+  long long bits = ((long long)z + 512 + 1023) << 52;
+  real scale;
+  __builtin_memcpy(&scale, &bits, 8);
+  return e * scale * 7.45834073120020674329e-155;
 }
 static inline real tanh_(real x) {
   real z = x * x;
   real p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3;
   real q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3;
   real near = x + x * z * (p / q);
-  real far = 1.0 - 2.0 / (exp_(x + x) + 1.0);
-  return z < 0.390625 ? near : far;
+  real t = exp_(x < 0 ? x + x : -x - x);
+  real far = (1.0 - t) / (1.0 + t);
+  return z < 0.390625 ? near : x < 0 ? -far : far;
 }
 static inline real sigmoid_(real x) {
   real e = exp_(x < 0 ? x : -x);
