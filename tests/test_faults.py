@@ -10,7 +10,7 @@ from torch import nn
 
 import weft
 from faults import FAULTS, FAULTS_OF_TRACING
-from weft.api.vertexcall import ModelCache
+from weft.api.modelcache import ModelCache
 from weft.plan.schedule import PlanCache
 from weft.testing import assert_equivalent, random_program, random_structure
 from weft.testing.programs import SAMPLES

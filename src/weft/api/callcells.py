@@ -1,0 +1,171 @@
+"""The cells of one call: a vertex function traced for the vertices of a graph, by type, with and without children."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from weft.api.callinputs import CallInputs
+from weft.api.function import VertexFunction
+from weft.api.structure import INIT, node_types, reaching
+from weft.errors import FallbackWarning, ShapeError, TraceError
+from weft.graph.capture import Surroundings
+from weft.graph.cell import Body, Trace, discover, trace, trace_plainly
+from weft.graph.program import Ints, NodeType
+from weft.graph.rows import Rows, Spec, TensorSpec
+from weft.graph.tape import Name
+from weft.graph.twin import Escaped
+from weft.run.batched import CompiledCell
+
+KEPT_TRACES = 4
+
+_tracing = threading.RLock()
+"""Tracing changes what torch does everywhere in the process, so one thread at a time does it."""
+
+
+class CallCells(CallInputs):
+    """What the vertices of a call compute."""
+
+    def cell(self, vertex_type: int, childless: bool) -> tuple[CompiledCell, Any]:
+        """The traced cell of a node type, and the structure of what it pushes."""
+        function = self._function(vertex_type)[1]
+        spec = self._spec(childless)
+
+        def key() -> Hashable:
+            return (id(function), childless, vertex_type if self.cache.reads_type.get(id(function)) else 0, self._specs[1])
+
+        kept = self.cache.cells.get(key(), ())
+        found = next((cell for cell in kept if cell.trace.holds()), None)
+        if found is None:
+            told: dict[str, Any] = {}
+            found = CompiledCell(self._trace(self._shown_name(vertex_type), function, vertex_type, spec, told))
+            self.cache.reads_type[id(function)] = told["reads type"] or self.cache.reads_type.get(id(function), False)
+            found.tree = told["tree"]
+            # The last few stay: train and eval, with and without gradients.
+            self.cache.cells[key()] = [found, *self.cache.cells.get(key(), ())][:KEPT_TRACES]
+        return found, found.tree
+
+    def _trace(self, name: str, function: VertexFunction, vertex_type: int, spec: Spec, told: dict[str, Any]) -> Trace:
+        """Trace a vertex function; what cannot be traced is batched the slower way, with one warning."""
+        body, surroundings = self.body(vertex_type, spec, told), Surroundings().add(function)
+        try:
+            with _tracing:
+                return trace(name, body, spec, surroundings)
+        except Escaped as error:
+            raise Escaped(f"{name}: {error}") from None
+        except TraceError as error:
+            reason = str(error)
+        try:
+            made = trace_plainly(name, body, spec, surroundings, reason, self.cache.foreseen)
+        except Exception as error:
+            error.add_note(f"in {name}, for {'a vertex without children' if spec.childless else 'a vertex'}")
+            raise
+        if name not in self.cache.warned:
+            self.cache.warned.add(name)
+            warnings.warn(f"{name}: {made.fallback}", FallbackWarning, stacklevel=2)
+        return made
+
+    def _own_cell(self, name: str, body: Body) -> CompiledCell:
+        """A cell of weft's own, beside the user's."""
+        spec = self._spec(True)
+        key = (name, spec.state, str(self.device))
+        if key not in self.cache.cells:
+            self.cache.cells[key] = [CompiledCell(trace(name, body, spec, Surroundings()))]
+        return self.cache.cells[key][0]
+
+    def _first_state_cell(self) -> CompiledCell:
+        """Layer 0 of rounds: hands the given first states on."""
+
+        def body(rows: Rows) -> dict[Name, Tensor]:
+            return {(0, key): value.clone() for key, value in rows.feed("init").items()}
+
+        return self._own_cell("first state", body)
+
+    def _idle_cell(self) -> CompiledCell:
+        """For vertices that no result depends on: they compute nothing, and nothing of them reaches a gradient."""
+
+        def body(rows: Rows) -> dict[Name, Tensor]:
+            return {(0, key): torch.zeros(spec.shape, dtype=spec.dtype, device=self.device) for key, spec in self.state}
+
+        return self._own_cell("not needed", body)
+
+    def cells(self) -> tuple[dict[int, CompiledCell], list[NodeType], Ints, Any]:
+        """Cells and node types for the vertices of this graph, each vertex's node type, and what is pushed."""
+        many = self.type_ids is not None and (len(self.functions) > 1 or self._type_matters())
+        ids = self._node_types(many)
+        if self.rounds is not None:
+            ids = ids & ~np.int32(1)
+        present = np.flatnonzero(np.bincount(ids)).tolist() if len(ids) else []
+        cells: dict[int, CompiledCell] = {}
+        trees: dict[int, Any] = {}
+        width = max([2 * len(self.functions), *(t + 1 for t in present)])
+        kinds = [NodeType("unused")] * width
+        for number in present:
+            cells[number], trees[number] = self.cell(number // 2, bool(number % 2))
+            made = cells[number].trace
+            kinds[number] = NodeType(made.name + (" (no children)" if number % 2 else ""), made.ports, 1)
+        if self.rounds is not None:
+            kinds.append(INIT)
+            cells[len(kinds) - 1] = self._first_state_cell()
+        tree = self._pushed(cells, trees)
+        silent = [number for number, pushed in trees.items() if pushed is None]
+        if tree is not None and silent and self.rounds is None:
+            needed = reaching(self.graph, ~np.isin(ids, silent))
+            if not needed.all():
+                ids = np.where(needed, ids, np.int32(len(kinds))).astype(np.int32)
+                cells[len(kinds)] = self._idle_cell()
+                kinds.append(NodeType("not needed"))
+        return cells, kinds, ids, tree
+
+    def _node_types(self, many: bool) -> Ints:
+        if len(self.functions) > 1 and self.graph.type_names is not None:
+            assert self.type_ids is not None
+            return node_types(self.graph, False) + np.int32(2) * self.type_ids
+        return node_types(self.graph, many)
+
+    def _type_matters(self) -> bool:
+        function = self.functions[0][1]
+        if id(function) not in self.cache.reads_type:
+            told: dict[str, Any] = {}
+            spec = self._spec(True)
+            discover(self.body(0, spec, told), spec)
+            self.cache.reads_type[id(function)] = told["reads type"]
+        return self.cache.reads_type[id(function)]
+
+    def _pushed(self, cells: dict[int, CompiledCell], trees: dict[int, Any]) -> Any:
+        """The common structure of what is pushed; None if nothing is."""
+        return self._common({n: (trees[n], pushes(cells[n].trace.outputs)) for n in trees if trees[n] is not None})
+
+    def _common(self, pushed: Mapping[int, tuple[Any, list[TensorSpec]]]) -> Any:
+        """The structure that all of these node types push."""
+        if not pushed:
+            return None
+        first = next(iter(pushed))
+        for number, found in pushed.items():
+            if found != pushed[first]:
+                raise ShapeError(
+                    f"{self.name}: all types push results of one structure and shape, but {self._shown_name(first // 2)} "
+                    f"pushes {_shown(*pushed[first])} and {self._shown_name(number // 2)} pushes {_shown(*found)}"
+                )
+        return pushed[first][0]
+
+
+def pushes(outputs: Mapping[Name, TensorSpec]) -> list[TensorSpec]:
+    return [spec for name, spec in outputs.items() if name[0] == "push"]
+
+
+class _Text(str):
+    """Shows itself without quotation marks, inside a nest as well."""
+
+    __repr__ = str.__str__
+
+
+def _shown(tree: Any, specs: list[TensorSpec]) -> str:
+    return repr(tree_unflatten([_Text(f"{list(spec.shape)} {spec.dtype}") for spec in specs], tree))

@@ -1,0 +1,143 @@
+"""What one call of a vertex function is given, checked, and what that looks like to a single vertex."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from weft.api import inputs as check
+from weft.api.function import Typed, VertexFunction, first_float
+from weft.api.graph import Graph
+from weft.api.modelcache import ModelCache
+from weft.api.options import Options
+from weft.api.vertex import Vertex
+from weft.errors import StructureError, TraceError, WeftError
+from weft.graph.program import Ints
+from weft.graph.rows import Rows, Spec, TensorSpec
+from weft.graph.tape import Name
+
+
+class CallInputs:
+    """A vertex function with a graph and the rows for its vertices and edges."""
+
+    def __init__(
+        self,
+        model: VertexFunction,
+        graph: Graph,
+        x: Any,
+        edges: Any,
+        rounds: int | None,
+        init: Mapping[str, Tensor] | None,
+        options: Options,
+    ) -> None:
+        self.model, self.graph, self.options, self.rounds = model, graph, options, rounds
+        self.name = type(model).__name__
+        check.rounds(self.name, rounds, init)
+        self.cache = ModelCache.of(model)
+        self.functions = model.vertex_functions()
+        self.x, self.edges = x, edges
+        n = graph.num_vertices
+        self.x_leaves = check.rows(x, n, f"{self.name}: x", "vertices")
+        self.edge_leaves = check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
+        self.device = check.one_device(
+            self.name, model, [*self.x_leaves, *self.edge_leaves, *(init or {}).values()], graph.device
+        )
+        self.float_dtype = first_float(model) or check.first_float(self.x_leaves) or torch.get_default_dtype()
+        self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
+        self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
+        self.type_ids = self._vertex_types()
+
+    def _vertex_types(self) -> Ints | None:
+        """Type ids in the order of the model's functions."""
+        graph, count = self.graph, len(self.functions)
+        ids = graph.type_ids
+        if not isinstance(self.model, Typed) or (count == 1 and ids is None):
+            return ids
+        if ids is None:
+            raise StructureError(f"{self.name}: the graph has no types; build it with Graph(..., types=...)")
+        names = [name for name, _ in self.functions]
+        if graph.type_names is not None:
+            unknown = [i for i, name in enumerate(graph.type_names) if name not in names]
+            if unknown:
+                vertex = int(np.isin(ids, unknown).argmax())
+                raise StructureError(
+                    f"{self.name}: vertex {vertex} has the unknown type {graph.type_names[ids[vertex]]!r}; "
+                    f"the types are {', '.join(map(repr, names))}"
+                )
+            return np.array([names.index(name) for name in graph.type_names], dtype=np.int32)[ids]
+        if len(ids) and int(ids.max()) >= count:
+            vertex = int((ids >= count).argmax())
+            raise StructureError(
+                f"{self.name}: vertex {vertex} has type {int(ids[vertex])}, but the types are 0 to {count - 1} "
+                f"({', '.join(map(repr, names))})"
+            )
+        return ids
+
+    def _function(self, vertex_type: int) -> tuple[str, VertexFunction]:
+        return self.functions[vertex_type] if len(self.functions) > 1 else self.functions[0]
+
+    def _shown_name(self, vertex_type: int) -> str:
+        """A cell's path: the model, and which of its types."""
+        name = self._function(vertex_type)[0]
+        return f"{self.name}.{name}" if len(self.functions) > 1 else name
+
+    @staticmethod
+    def _name(error: WeftError, name: str) -> None:
+        """Put the cell's path before what went wrong, once."""
+        if not isinstance(error, TraceError) and not str(error).startswith(f"{name}: "):
+            error.args = (f"{name}: {error}",)
+
+    @cached_property
+    def _specs(self) -> tuple[tuple[Spec, Spec], Hashable]:
+        """What rows look like to vertices with and without children, and a key for that."""
+        feeds = [("x", tree_map_only(Tensor, _row_spec, self.x))] if self.x is not None else []
+        if self.init is not None:
+            feeds.append(("init", dict(self.state)))
+        edge = None if self.edges is None else tree_map_only(Tensor, _row_spec, self.edges)
+        own = int(self.rounds is not None)
+        inner = Spec(tuple(feeds), edge, self.state, own, False, self.float_dtype, str(self.device))
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        shape = (_hashable(feeds), _hashable(edge), self.state, own, inner.device, autocast, torch.get_default_dtype())
+        return (inner, replace(inner, childless=True)), shape
+
+    def _spec(self, childless: bool) -> Spec:
+        return self._specs[0][int(childless)]
+
+    def body(self, vertex_type: int, spec: Spec, told: dict[str, Any] | None = None) -> Any:
+        """The engine's view of a vertex function: from rows to named outputs."""
+        _, function = self._function(vertex_type)
+        shown = self._shown_name(vertex_type)
+        forward = getattr(type(function).forward, "_one_vertex", type(function).forward)
+
+        def run(rows: Rows) -> dict[Name, Tensor]:
+            vertex = Vertex(rows, spec, vertex_type, self.rounds is not None)
+            try:
+                forward(function, vertex)
+                outputs, tree = vertex.results()
+            except WeftError as error:
+                self._name(error, shown)
+                raise
+            if told is not None:
+                told["tree"], told["reads type"] = tree, vertex.type_was_read
+            return outputs
+
+        return run
+
+
+def _row_spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape[1:]), tensor.dtype)
+
+
+def _hashable(nest: Any) -> Hashable:
+    if not nest:
+        return None
+    leaves, tree = tree_flatten(nest)
+    return tuple(leaves), tree
