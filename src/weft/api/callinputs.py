@@ -97,15 +97,23 @@ class CallInputs:
     @cached_property
     def _specs(self) -> tuple[tuple[Spec, Spec], Hashable]:
         """What rows look like to vertices with and without children, and a key for that."""
-        feeds = [("x", tree_map_only(Tensor, _row_spec, self.x))] if self.x is not None else []
+        feeds = [("x", _row_specs(self.x))] if self.x is not None else []
         if self.init is not None:
             feeds.append(("init", dict(self.state)))
-        edge = None if self.edges is None else tree_map_only(Tensor, _row_spec, self.edges)
+        edge = None if self.edges is None else _row_specs(self.edges)
         own = int(self.rounds is not None)
         inner = Spec(tuple(feeds), edge, self.state, own, False, self.float_dtype, str(self.device))
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        shape = (_hashable(feeds), _hashable(edge), self.state, own, inner.device, autocast, torch.get_default_dtype())
+        shape = (
+            *(_hashable(spec) for _, spec in feeds),
+            _hashable(edge),
+            self.state,
+            own,
+            inner.device,
+            autocast,
+            torch.get_default_dtype(),
+        )
         return (inner, replace(inner, childless=True)), shape
 
     def _spec(self, childless: bool) -> Spec:
@@ -136,8 +144,12 @@ def _row_spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape[1:]), tensor.dtype)
 
 
+def _row_specs(nest: Any) -> Any:
+    return _row_spec(nest) if isinstance(nest, Tensor) else tree_map_only(Tensor, _row_spec, nest)
+
+
 def _hashable(nest: Any) -> Hashable:
-    if not nest:
-        return None
+    if nest is None or isinstance(nest, TensorSpec):
+        return nest
     leaves, tree = tree_flatten(nest)
     return tuple(leaves), tree

@@ -60,6 +60,11 @@ class Call:
 def run_batched(call: Call) -> list[Tensor]:
     """The wanted outputs, rows in node order; differentiable where torch would be."""
     execution = Execution(call)
+    if not execution.training:
+        with torch.no_grad():
+            outputs = execution.forward(execution.tensors)
+        execution.forget()
+        return outputs
     results = _apply(_Batched, execution, *execution.tensors)
     execution.tensors = []
     return list(results)
@@ -141,7 +146,7 @@ class Execution:
     def _learning_types(self) -> dict[int, bool]:
         """Which types' outputs depend on anything that needs a gradient."""
         learns: dict[int, bool] = {}
-        for group in self.plan.groups:
+        for group in self.plan.groups if self.training else ():
             for t in group.types:
                 tape = self.call.cells[t].trace.tape
                 known = [name for kind, *name in tape.outputs if kind == "grad" and tape.outputs[kind, *name] is not None]
@@ -279,7 +284,7 @@ class Execution:
         self.saved: list[tuple[int, str]] = []
         for t in self.types:
             run = self.runs[t]
-            for value in self.codes[t].saved():
+            for value in self.codes[t].saved:
                 if run.has(value):
                     self.saved.append((t, value.name))
                     tensors.append(run.whole(value))
@@ -352,14 +357,11 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, execution: Execution, *tensors: Tensor) -> tuple[Tensor, ...]:
         outputs = execution.forward(tensors)
-        if execution.training:
-            ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(*(out for out in outputs if not (out.is_floating_point() or out.is_complex())))
-            ctx.count = len(tensors)
-            ctx.save_for_backward(*tensors, *execution.pack())
-            ctx.execution = execution
-        else:
-            execution.forget()
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(out for out in outputs if not (out.is_floating_point() or out.is_complex())))
+        ctx.count = len(tensors)
+        ctx.save_for_backward(*tensors, *execution.pack())
+        ctx.execution = execution
         return tuple(outputs)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
@@ -94,6 +95,7 @@ class CellCode:
         needed = {id(value) for value in needed_part(piece, tuple(self._returned(cut))).values}
         return [value for value in piece.values if id(value) not in needed]
 
+    @cached_property
     def saved(self) -> list[Value]:
         """What the backward pieces read of the forward ones, inputs included."""
         found: dict[str, Value] = {}

@@ -105,7 +105,7 @@ def _gathering(run: TypeRun, value: Value) -> Gathering | None:
     at = run.recurrent(value)
     if at is None:
         return None
-    keep = any(value is saved for saved in run.code.saved()) or value in run.code.split.pieces["after"].takes
+    keep = any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
     return Gathering(run, at, value, keep)
 
 
