@@ -125,12 +125,22 @@ class TypeRun:
         """A value's tensor cut into the steps' rows."""
         rows = value.rows
         if rows is None:
-            return Same(self.whole(value))
+            return Same(self._turned(value) if value.target is torch.ops.aten.t.default else self.whole(value))
         if self.code.input_name.get(value.name) == ("seg",):
             assert self.bag is not None
             return self.indices.seg(self.bag)[2]
         cuts = self.cuts if rows.kind == "n" else self.edge_cuts()
         return Cut(self.whole(value), cuts, rows.times, value.row_dim or 0)
+
+    def _turned(self, value: Value) -> Tensor:
+        """A transposed weight, as it is or copied.
+
+        CPU libraries multiply a few rows with a contiguous matrix faster. Over many narrow steps that pays for the copy.
+        """
+        whole = self.whole(value)
+        steps = len(self.cuts)
+        narrow = steps >= 12 and 3 <= self.rows / steps <= 256
+        return whole.contiguous() if narrow and whole.device.type == "cpu" else whole
 
     def edge_cuts(self) -> Cuts:
         assert self.bag is not None
