@@ -128,7 +128,7 @@ def write(results: list[Result], folder: Path = REPORTS) -> Path:
     now = datetime.now(UTC)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{now:%Y-%m-%d-%H%M%S}.json"
-    command = " ".join(["python -m benchmarks.run", *sys.argv[1:]])
+    command = " ".join(["python -m benchmarks.run", *(_without_folders(word) for word in sys.argv[1:])])
     content = {
         "date": now.isoformat(timespec="seconds"),
         "command": command,
@@ -137,3 +137,8 @@ def write(results: list[Result], folder: Path = REPORTS) -> Path:
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def _without_folders(word: str) -> str:
+    """A report names programs and folders, not where they lie on one machine."""
+    return Path(word).name if "/" in word else word
