@@ -7,6 +7,7 @@ to be equal; so the first step of a sweep and steps of one row or edge run eager
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,15 @@ def compile_piece(piece: Piece, eager: Code) -> Code:
         return eager
     returning = emit(piece, (), use_out=False)
     order = [next(i for i, value in enumerate(returning.returns) if value is stored) for stored in eager.stores]
+    _show_source(returning)
     fused = torch.compile(returning.run, dynamic=True, fullgraph=True)
     return Code(_stepping(eager, fused, order), eager.takes, eager.stores, eager.returns, returning.source)
+
+
+def _show_source(code: Code) -> None:
+    """Functions without source are compiled as one and the same wrapper, which soon counts as recompiled too often."""
+    name = code.run.__code__.co_filename
+    linecache.cache[name] = (len(code.source), None, code.source.splitlines(keepends=True), name)
 
 
 def _stepping(eager: Code, fused: Callable[..., Any], order: list[int]) -> Callable[..., Any]:

@@ -124,7 +124,7 @@ class Emitter:
         body = [f"def {self.piece.stage}({', '.join(parameters)}):", *(f"    {line}" for line in self.lines)]
         body.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
         source = "\n".join(body) + "\n"
-        exec(compile(source, f"<weft {self.piece.stage}>", "exec"), self.space)
+        exec(compile(source, f"weft_{self.piece.stage}.py", "exec"), self.space)
         return Code(self.space[self.piece.stage], tuple(takes), tuple(into), returns, source)
 
     def body(self) -> None:
