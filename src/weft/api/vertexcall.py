@@ -80,17 +80,19 @@ class VertexCall(CallCells):
 
     def _run_batched(self) -> Any:
         plan, cells, tree, _ = self.plan()
-        wanted = self._wanted(tree)
         if not plan.program.num_nodes:
             return self._empty(tree)
-        feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
-        feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
-        call = Call(
-            plan, cells, feeds, self.edge_leaves, wanted, self.device, self.options.recompute, self._backend(), self._everyone()
-        )
+        call = self.engine_call(plan, cells, tree, self._backend())
         with torch.autocast(self.device.type, enabled=False):
             rows = run_batched(call)
         return self._result(tree, [self._last_round(row) for row in rows])
+
+    def engine_call(self, plan: Plan, cells: dict[int, CompiledCell], tree: Any, backend: str) -> Call:
+        """What the engine is to compute."""
+        feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
+        feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
+        wanted, recompute = self._wanted(tree), self.options.recompute
+        return Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, recompute, backend, self._everyone())
 
     def _everyone(self) -> list[Tensor]:
         together = torch.distributed.is_available() and torch.distributed.is_initialized()

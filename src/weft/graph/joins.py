@@ -10,6 +10,7 @@ from collections import Counter
 
 import torch
 
+from weft.graph.ops import slice_bound
 from weft.graph.tape import Rows, Tape, Value, operands
 
 aten = torch.ops.aten
@@ -65,9 +66,7 @@ def _part(value: Value) -> Part | None:
     start, stop, step = value.args[3:6]
     if step != 1:
         return None
-    start = max(start + size, 0) if start < 0 else min(start, size)
-    stop = max(stop + size, 0) if stop < 0 else min(stop, size)
-    return dim, start, stop, value.args[0]
+    return dim, slice_bound(start, size), slice_bound(stop, size), value.args[0]
 
 
 def _rewrite(value: Value, parts: list[Part]) -> None:

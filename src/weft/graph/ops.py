@@ -10,32 +10,6 @@ import torch
 
 aten = torch.ops.aten
 
-VIEWS = frozenset(
-    {
-        aten.t.default,
-        aten.transpose.int,
-        aten.permute.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.reshape.default,
-        aten.unsqueeze.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.expand.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.split.Tensor,
-        aten.split_with_sizes.default,
-        aten.unbind.int,
-        aten.detach.default,
-        aten.alias.default,
-        aten.diagonal.default,
-        aten.movedim.int,
-        aten.unfold.default,
-    }
-)
-
 RESHAPES = frozenset(
     {
         aten.view.default,
@@ -53,6 +27,22 @@ RESHAPES = frozenset(
 
 TUPLE_VIEWS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int})
 
+VIEWS = (
+    RESHAPES
+    | TUPLE_VIEWS
+    | {
+        aten.t.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.expand.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.diagonal.default,
+        aten.movedim.int,
+        aten.unfold.default,
+    }
+)
+
 COUNTING = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
 """Operations that number rows."""
 
@@ -68,6 +58,15 @@ MASKED_BACKWARDS: dict[Callable[..., Any], int] = {
     aten.native_group_norm_backward.default: 9,
     aten.convolution_backward.default: 10,
 }
+
+
+def slice_bound(index: int, size: int) -> int:
+    """A slice's start or stop as a place between 0 and `size`, as Python understands it.
+
+    >>> slice_bound(-2, 5), slice_bound(9, 5), slice_bound(-9, 5)
+    (3, 5, 0)
+    """
+    return max(index + size, 0) if index < 0 else min(index, size)
 
 
 def is_view(target: Callable[..., Any] | None) -> bool:

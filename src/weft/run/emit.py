@@ -79,7 +79,8 @@ def _narrowed(value: Value) -> tuple[int, int, int]:
     dim = value.args[1] if len(value.args) > 1 else 0
     start = value.args[2] if len(value.args) > 2 else 0
     size, length = (value.args[0].shape or ())[dim], (value.shape or ())[dim]
-    return dim, max(start + size, 0) if start < 0 else min(start, size), length  # type: ignore[return-value]
+    assert isinstance(size, int) and isinstance(length, int)
+    return dim, ops.slice_bound(start, size), length
 
 
 class Emitter:

@@ -82,7 +82,7 @@ def _step(value: Value) -> tuple[Value, int, bool] | None:
     if len(value.args) > 4 and value.args[4] != 1:
         return None
     start = value.args[2] if len(value.args) > 2 and value.args[2] is not None else 0
-    return source, (max(start + size, 0) if start < 0 else min(start, size)) * _inner(source), False
+    return source, ops.slice_bound(start, size) * _inner(source), False
 
 
 def _dim(value: Value, at: int) -> int:

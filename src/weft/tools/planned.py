@@ -122,9 +122,6 @@ def _plan_vertices(
     vertices = VertexCall(model, graph, x, edges, rounds, init, Options.of(options))
     found, cells, tree, cached = vertices.plan()
     seconds = time.perf_counter() - started
-    feeds = {("x", i): leaf for i, leaf in enumerate(vertices.x_leaves)}
-    feeds |= {("init", i): leaf for i, leaf in enumerate((vertices.init or {}).values())}
-    wanted = vertices._wanted(tree)
-    call = Call(found, cells, feeds, vertices.edge_leaves, wanted, vertices.device, vertices.options.recompute)
+    call = vertices.engine_call(found, cells, tree, "eager")  # the plan is the same for every backend
     plan_s = 0.0 if cached else found.seconds
     return Planned(vertices.name, call, graph.num_graphs, seconds - plan_s, plan_s, cached, vertices.options.max_rows)
