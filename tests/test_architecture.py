@@ -16,15 +16,15 @@ PUBLIC_NAMES = "public names of weft"  # `from weft import VertexFunction`, as u
 BELOW_API = ("weft.graph", "weft.plan", "weft.run", "weft.data")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "graph": (),
-    "plan": ("weft.graph.program", "weft.graph.verify"),
-    "run": ("weft.graph", "weft.plan"),
+    "plan": ("weft.graph.program", "weft.graph.verify", "weft.cc"),
+    "run": ("weft.graph", "weft.plan", "weft.cc"),
     "data": ("weft.graph", "weft.plan"),
     "api": BELOW_API,
     "tools": (*BELOW_API, "weft.api"),
     "testing": (*BELOW_API, "weft.api", "weft.tools"),
     "nn": (*BELOW_API, "weft.api", PUBLIC_NAMES),
 }
-WITHOUT_TORCH = ("plan", "graph/program.py", "graph/verify.py", "errors.py")
+WITHOUT_TORCH = ("plan", "graph/program.py", "graph/verify.py", "errors.py", "cc.py")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import weft
-from weft.run import cc, native, parallel
+from weft import cc
+from weft.run import native, parallel
 from weft.run.ctext import PRELUDE
 from weft.testing import assert_equivalent, random_structure
 

@@ -17,8 +17,8 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from weft.cc import build, compiler
 from weft.graph.tape import Value, operands
-from weft.run.cc import build, compiler
 from weft.run.ctext import JOINS, PRELUDE, has_formula
 from weft.run.emit import Code, Emitter
 from weft.run.kernel import kernel_text
