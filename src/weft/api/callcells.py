@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -21,13 +20,11 @@ from weft.graph.cell import Body, Trace, discover, trace, trace_plainly
 from weft.graph.program import Ints, NodeType
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
+from weft.graph.tracing import tracing
 from weft.graph.twin import Escaped
 from weft.run.batched import CompiledCell
 
 KEPT_TRACES = 4
-
-_tracing = threading.RLock()
-"""Tracing changes what torch does everywhere in the process, so one thread at a time does it."""
 
 
 class CallCells(CallInputs):
@@ -56,7 +53,7 @@ class CallCells(CallInputs):
         """Trace a vertex function; what cannot be traced is batched the slower way, with one warning."""
         body, surroundings = self.body(vertex_type, spec, told), Surroundings().add(function)
         try:
-            with _tracing:
+            with tracing:
                 return trace(name, body, spec, surroundings)
         except Escaped as error:
             raise Escaped(f"{name}: {error}") from None

@@ -16,12 +16,12 @@ from weft.api import inputs as check
 from weft.api.function import Typed, VertexFunction, first_float
 from weft.api.graph import Graph
 from weft.api.modelcache import ModelCache
-from weft.api.options import Options
 from weft.api.vertex import Vertex
 from weft.errors import StructureError, TraceError, WeftError
 from weft.graph.program import Ints
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
+from weft.run.options import Options
 
 
 class CallInputs:

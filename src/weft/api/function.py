@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.graph import Graph
-from weft.api.options import Options
 from weft.api.vertex import Vertex
 from weft.errors import TypeMismatch
+from weft.run.options import Options
 
 StateShapes = Mapping[str, tuple[int, ...] | int]
 

@@ -63,6 +63,11 @@ class Spec:
     """Vertices without any child: slots are zeros, and no edge exists."""
     float_dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    slots: tuple[TensorSpec, ...] = ()
+    """What single arguments look like where they are not states: argument i is `slots[i]`."""
+
+    def slot(self, position: int, key: str) -> TensorSpec:
+        return self.slots[position] if position < len(self.slots) else dict(self.state)[key]
 
 
 class _Asking:
@@ -85,7 +90,7 @@ class _Asking:
         return self._nest(dict(self.spec.feeds).get(name), "feed", name)
 
     def slot(self, position: int, key: str) -> Tensor:
-        spec = self.state[key]
+        spec = self.spec.slot(position, key)
         return (
             self._zeros(spec)
             if self.spec.childless and position >= self.spec.first_child

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from weft.api.function import VertexFunction
 from weft.api.graph import Graph
-from weft.api.options import Options
 from weft.api.vertexcall import VertexCall
 from weft.errors import TypeMismatch
 from weft.plan.plan import Plan
 from weft.run.batched import Call, CompiledCell
+from weft.run.options import Options
 from weft.tools.explain import explain
 from weft.tools.html import fragment, page
 from weft.tools.perfetto import trace_json

@@ -1,0 +1,117 @@
+"""Recordings: the calls of an example (or of a whole flush), in the order in which they were made.
+
+Three flat lists grow while a front end records: the type of every call, the references of all arguments in a row, and for call
+types that take many arguments how many further ones there are. A *reference* names one output of one call as one integer.
+
+    calls        0 word   1 word   2 node(0, 1)   3 out(2)        references of the arguments   0.0 1.0 2.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weft.graph.calls import Library
+from weft.graph.program import Ints
+
+OUTPUT_BITS = 12
+"""A reference is `call << OUTPUT_BITS | output`."""
+
+References = npt.NDArray[np.int64]
+Table = Tensor | npt.NDArray[Any]
+
+
+def reference(call: int, output: int = 0) -> int:
+    """The output of a call, as one integer.
+
+    >>> reference(2, 1) >> OUTPUT_BITS, reference(2, 1) & (1 << OUTPUT_BITS) - 1
+    (2, 1)
+    """
+    return call << OUTPUT_BITS | output
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Collects calls. Front ends may append to the lists themselves where a call must cost next to nothing."""
+
+    library: Library
+    type: list[int] = field(default_factory=list)
+    arguments: list[int] = field(default_factory=list)
+    further: list[int] = field(default_factory=list)
+    """For each call of a type with `many`, in order, how many further arguments it has."""
+    data: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    """Fed data by (type, feed number): one number, array or tensor for each call of the type, in order."""
+
+    def call(self, type: int, arguments: Sequence[int] = (), feeds: Sequence[Any] = ()) -> int:
+        """Record one call; returns its number. `reference(number, output)` names what it gives."""
+        kind = self.library.types[type]
+        self.type.append(type)
+        self.arguments.extend(arguments)
+        if kind.many is not None:
+            self.further.append(len(arguments) - len(kind.args))
+        for number, feed in enumerate(feeds):
+            self.data.setdefault((type, number), []).append(feed)
+        return len(self.type) - 1
+
+    def finish(self) -> CallProgram:
+        """The calls as arrays, the fed data as tables with one row per call of its type."""
+        types = self.library.types
+        tables = {(t, i): table(rows, types[t].feeds[i].dtype) for (t, i), rows in self.data.items()}
+        return CallProgram(
+            np.array(self.type, np.int32), np.array(self.arguments, np.int64), np.array(self.further, np.int32), tables
+        )
+
+
+def table(rows: list[Any], dtype: torch.dtype) -> Table:
+    """Rows of fed data as one table: tensors are stacked with their gradients, numbers and arrays become an array."""
+    if any(isinstance(row, Tensor) for row in rows):
+        return torch.stack([torch.as_tensor(row, dtype=dtype) for row in rows])
+    return (
+        torch.as_tensor(np.asarray(rows)).to(dtype).numpy() if dtype is not torch.bfloat16 else torch.tensor(rows, dtype=dtype)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class CallProgram:
+    """A finished recording. Numbers of types are those of one library."""
+
+    type: Ints
+    arguments: References
+    further: Ints
+    data: dict[tuple[int, int], Table]
+    _cache: dict[object, object] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.type)
+
+
+def merge_calls(programs: Sequence[CallProgram]) -> CallProgram:
+    """One program of all calls, in order."""
+    if len(programs) == 1:
+        return programs[0]
+    first = np.cumsum([0, *(len(program.type) for program in programs)])[:-1]
+    arguments = np.concatenate([program.arguments for program in programs])
+    arguments += np.repeat(first << OUTPUT_BITS, [len(program.arguments) for program in programs])
+    parts: dict[tuple[int, int], list[Table]] = {}
+    for program in programs:
+        for key, rows in program.data.items():
+            parts.setdefault(key, []).append(rows)
+    return CallProgram(
+        np.concatenate([program.type for program in programs]),
+        arguments,
+        np.concatenate([program.further for program in programs]),
+        {key: _joined(tables) for key, tables in parts.items()},
+    )
+
+
+def _joined(tables: list[Table]) -> Table:
+    if any(isinstance(part, Tensor) for part in tables):
+        return torch.cat([torch.as_tensor(part) for part in tables])
+    return np.concatenate(tables)
