@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_unflatten
 from weft.api.callcells import CallCells, pushes
 from weft.api.structure import INIT, plan_tree, round_program, tree_program
 from weft.errors import StructureError
-from weft.graph.cell import ports_of
 from weft.graph.plain import Unforeseen
+from weft.graph.ports import ports_of
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.rows import TensorSpec
 from weft.graph.tape import Name
@@ -23,6 +23,7 @@ from weft.plan.plan import Plan
 from weft.plan.schedule import schedule
 from weft.run.batched import Call, CompiledCell, run_batched
 from weft.run.reference import run_reference
+from weft.run.wanted import Wanted
 
 
 class VertexCall(CallCells):
@@ -91,7 +92,7 @@ class VertexCall(CallCells):
         """What the engine is to compute."""
         feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
         feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
-        wanted, recompute = self._wanted(tree), self.options.recompute
+        wanted, recompute = [Wanted(name) for name in self._wanted(tree)], self.options.recompute
         return Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, recompute, backend, self._everyone())
 
     def _everyone(self) -> list[Tensor]:
@@ -104,6 +105,7 @@ class VertexCall(CallCells):
         return "native" if self.device.type == "cpu" else "eager"
 
     def _wanted(self, tree: Any) -> list[Name]:
+        """The outputs that the caller receives, by name."""
         if tree is None:
             return [(0, key) for key, _ in self.state]
         return [("push", i) for i in range(tree.num_leaves)]

@@ -12,7 +12,7 @@ become one `Tape` with inputs and outputs by name:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from weft.errors import TraceError, WeftError
 from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, hooked, undisturbed
 from weft.graph.lowering import CellMode
 from weft.graph.plain import Plain, quietly, row_by_row
+from weft.graph.ports import PER_EDGE, ports_of
 from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
 from weft.graph.simplify import simplify
@@ -35,8 +36,6 @@ from weft.graph.twin import Sizes, twin_trace
 Body = Callable[[Any], Mapping[Name, Tensor]]
 """A cell's code: from what it can ask for (`weft.graph.rows.Rows`) to its named outputs."""
 
-PER_EDGE = ("edge", "edge_feed", "edge_number")
-
 
 @dataclass(frozen=True)
 class Signature:
@@ -45,22 +44,6 @@ class Signature:
     asked: dict[Name, TensorSpec]
     captures: tuple[Tensor, ...]
     outputs: dict[Name, TensorSpec]
-
-
-def ports_of(asked: Mapping[Name, TensorSpec], first_child: int) -> tuple[Port, ...]:
-    """How a cell that asks for these inputs reads its arguments."""
-    kinds: dict[str, set[int]] = {}
-    for name in asked:
-        assert isinstance(name, tuple)
-        if name[0] in ("slot", "filled", "slot_edge"):
-            kinds.setdefault("slots", set()).add(name[1])
-        elif name[0] in PER_EDGE:
-            kinds["edges"] = {first_child}
-        elif name[0] == "sum":
-            kinds["sum"] = {first_child}
-    if ("count",) in asked and not kinds.keys() & {"sum", "edges"}:
-        kinds["sum"] = {first_child}
-    return tuple(Port(kind, tuple(sorted(positions))) for kind, positions in sorted(kinds.items()))
 
 
 _HOOKS = "a module in it carries hooks"
@@ -143,8 +126,10 @@ def _quiet() -> Iterator[None]:
         log.disabled = before
 
 
-def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trace:
-    """Trace a cell; raises `TraceError` with the reason if it cannot be."""
+def trace(
+    name: str, body: Body, spec: Spec, surroundings: Surroundings, groups: Sequence[Sequence[int]] | None = None
+) -> Trace:
+    """Trace a cell; raises `TraceError` with the reason if it cannot be. `groups`: slots that are gathered together."""
     hooking = hooked(_inner(surroundings))
     if hooking is not None:
         raise TraceError(f"{_HOOKS} ({type(hooking).__name__})")
@@ -157,7 +142,7 @@ def trace(name: str, body: Body, spec: Spec, surroundings: Surroundings) -> Trac
         raise
     except Exception as error:
         raise TraceError(_reason(error)) from error
-    return _finished(name, tape, spec, signature.asked, signature.outputs, places, surroundings, None)
+    return _finished(name, tape, spec, signature.asked, signature.outputs, places, surroundings, None, groups)
 
 
 def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Signature, Surroundings]:
@@ -179,7 +164,13 @@ def _inner(surroundings: Surroundings) -> list[nn.Module]:
 
 
 def trace_plainly(
-    name: str, body: Body, spec: Spec, surroundings: Surroundings, reason: str, foreseen: Mapping[Name, TensorSpec]
+    name: str,
+    body: Body,
+    spec: Spec,
+    surroundings: Surroundings,
+    reason: str,
+    foreseen: Mapping[Name, TensorSpec],
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> Trace:
     """The slower way for a cell that cannot be traced: batched by vmap as it is, else row by row."""
     signature = discover(body, spec, fake=False)
@@ -212,7 +203,7 @@ def trace_plainly(
         lambda: torch.autocast(kind, dtype=dtype, enabled=dtype is not None),
     )
     tape = plain.tape(specs, signature.outputs, lambda n: n[0] in PER_EDGE or n == ("seg",))
-    return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, f"{reason}; it runs {way}")
+    return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, f"{reason}; it runs {way}", groups)
 
 
 def _finished(
@@ -224,10 +215,13 @@ def _finished(
     places: tuple[Place, ...],
     surroundings: Surroundings,
     fallback: str | None,
+    groups: Sequence[Sequence[int]] | None,
 ) -> Trace:
-    ports = ports_of(asked, spec.first_child)
+    ports = ports_of(asked, spec.first_child, groups)
     separate_states(tape)
-    join_slots(tape, next((port.positions for port in ports if port.kind == "slots"), ()))
+    for port in ports:
+        if port.kind == "slots":
+            join_slots(tape, port.positions)
     kinds = tuple(_kind(fetch(place)) for place in places)
     return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings), _inner(surroundings), fallback)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ OUTPUT_BITS = 12
 
 References = npt.NDArray[np.int64]
 Table = Tensor | npt.NDArray[Any]
+Structure = tuple[bytes, bytes, bytes]
 
 
 def reference(call: int, output: int = 0) -> int:
@@ -91,6 +92,14 @@ class CallProgram:
     def num_calls(self) -> int:
         return len(self.type)
 
+    @property
+    def structure(self) -> Structure:
+        """What is equal for two programs of equal calls, whatever is fed to them."""
+        found = self._cache.get("structure")
+        if found is None:
+            found = self._cache["structure"] = self.type.tobytes(), self.arguments.tobytes(), self.further.tobytes()
+        return cast(Structure, found)
+
 
 def merge_calls(programs: Sequence[CallProgram]) -> CallProgram:
     """One program of all calls, in order."""
@@ -99,16 +108,23 @@ def merge_calls(programs: Sequence[CallProgram]) -> CallProgram:
     first = np.cumsum([0, *(len(program.type) for program in programs)])[:-1]
     arguments = np.concatenate([program.arguments for program in programs])
     arguments += np.repeat(first << OUTPUT_BITS, [len(program.arguments) for program in programs])
-    parts: dict[tuple[int, int], list[Table]] = {}
-    for program in programs:
-        for key, rows in program.data.items():
-            parts.setdefault(key, []).append(rows)
     return CallProgram(
         np.concatenate([program.type for program in programs]),
         arguments,
         np.concatenate([program.further for program in programs]),
-        {key: _joined(tables) for key, tables in parts.items()},
+        merge_tables(programs),
     )
+
+
+def merge_tables(programs: Sequence[CallProgram]) -> dict[tuple[int, int], Table]:
+    """The fed tables of several programs, one after the other."""
+    if len(programs) == 1:
+        return programs[0].data
+    parts: dict[tuple[int, int], list[Table]] = {}
+    for program in programs:
+        for key, rows in program.data.items():
+            parts.setdefault(key, []).append(rows)
+    return {key: _joined(tables) for key, tables in parts.items()}
 
 
 def _joined(tables: list[Table]) -> Table:

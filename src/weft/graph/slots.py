@@ -1,8 +1,8 @@
 """Child slots as one tensor: all slots of a state key are gathered together, so that joining them is a view.
 
-`("slot", p, key)` inputs become selections from one `("slots", key)` input of shape [rows, slots, ...]; `cat` or `stack` over
-all of them is then a reshape of it. Their gradients become one `("grad", ("slots", key))`, which is again a reshape where they
-were cut from one tensor (the derivative of that `cat`).
+`("slot", p, key)` inputs become selections from one `("slots", first p, key)` input of shape [rows, slots, ...]; `cat` or
+`stack` over all of them is then a reshape of it. Their gradients become one `("grad", ("slots", first p, key))`, which is again
+a reshape where they were cut from one tensor (the derivative of that `cat`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ aten = torch.ops.aten
 
 
 def join_slots(tape: Tape, positions: tuple[int, ...]) -> None:
-    """Rewrite a tape's slot inputs and slot gradients, in place."""
-    keys = list(dict.fromkeys(name[2] for name in tape.inputs if isinstance(name, tuple) and name[0] == "slot"))
+    """Rewrite a tape's inputs and gradients of one port's slots, in place."""
+    keys = list(dict.fromkeys(name[2] for name in tape.inputs if name[0] == "slot" and name[1] in positions))
     front: list[Value] = []
     for key in keys:
         parts = [tape.inputs.pop(("slot", p, key), None) for p in positions]
         example = next(part for part in parts if part is not None)
         shape = example.shape or ()
-        whole = Value(f"slots_{key}", None, shape=(shape[0], len(positions), *shape[1:]), dtype=example.dtype)
-        tape.inputs["slots", key] = whole
+        whole = Value(f"slots_{key}_{positions[0]}", None, shape=(shape[0], len(positions), *shape[1:]), dtype=example.dtype)
+        tape.inputs["slots", positions[0], key] = whole
         selected = []
         for at, part in enumerate(parts):
             if part is not None:
@@ -70,13 +70,15 @@ def _join_gradients(tape: Tape, key: str, positions: tuple[int, ...], example: V
     if any(grad is not None for grad in grads):
         source = _cut_from(grads, len(positions))
         if source is not None:
-            joined = Value(f"grad_slots_{key}", aten.reshape.default, (source, list(full)), {}, full, example.dtype)
+            joined = Value(
+                f"grad_slots_{key}_{positions[0]}", aten.reshape.default, (source, list(full)), {}, full, example.dtype
+            )
         else:
             parts = []
             for at, grad in enumerate(grads):
                 if grad is None:
                     grad = Value(
-                        f"no_grad_{key}_{at}",
+                        f"no_grad_{key}_{positions[at]}",
                         aten.zeros.default,
                         (list(shape),),
                         {"dtype": example.dtype},
@@ -85,9 +87,9 @@ def _join_gradients(tape: Tape, key: str, positions: tuple[int, ...], example: V
                     )
                     tape.values.append(grad)
                 parts.append(grad)
-            joined = Value(f"grad_slots_{key}", aten.stack.default, (parts, 1), {}, full, example.dtype)
+            joined = Value(f"grad_slots_{key}_{positions[0]}", aten.stack.default, (parts, 1), {}, full, example.dtype)
         tape.values.append(joined)
-    tape.outputs["grad", ("slots", key)] = joined
+    tape.outputs["grad", ("slots", positions[0], key)] = joined
 
 
 def _cut_from(grads: list[Value | None], count: int) -> Value | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph.ports import input_of, port_of
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan, Read
 from weft.plan.returns import steps_that_return
@@ -22,7 +23,7 @@ from weft.run.emit import Code
 from weft.run.gather import Action, Gathering
 from weft.run.indices import BackIndex
 from weft.run.split import Split
-from weft.run.typerun import PORT_KINDS, TypeRun
+from weft.run.typerun import TypeRun
 
 Given = dict[tuple[int, Name], Tensor]
 """Gradients of outputs from outside, by (type, output name), rows in type order."""
@@ -44,8 +45,9 @@ class Backward:
     def run(self) -> None:
         for number in range(len(self.plan.groups) - 1, -1, -1):
             group = self.plan.groups[number]
+            reached = self._reached(number, group)
             for type in group.types:
-                self._prepare(number, self.runs[type])
+                self._prepare(number, self.runs[type], reached)
             for type in group.types:
                 self._whole(self.runs[type], "late")
             if any("back" in self.cut[type][1] for type in group.types):
@@ -56,12 +58,31 @@ class Backward:
             for type in group.types:
                 self._collect(self.runs[type])
 
-    def _prepare(self, number: int, run: TypeRun) -> None:
+    def _reached(self, number: int, group: Group) -> set[int]:
+        """The types of a group to which some gradient comes at all: from outside, or from others that one comes to."""
+        reached: set[int] = set()
+        while True:
+            more = {
+                type
+                for type in group.types
+                if type not in reached
+                and any(self._arrives(number, self.runs[type], name, reached) for name in self._names(type))
+            }
+            if not more:
+                return reached
+            reached |= more
+
+    def _names(self, type: int) -> frozenset[Name]:
+        return self.runs[type].code.role.outputs
+
+    def _arrives(self, number: int, run: TypeRun, name: Name, reached: set[int]) -> bool:
+        if (run.type, name) in self.given:
+            return True
+        return name in run.code.role.exchanged and self._has_readers(number, run, name, reached)
+
+    def _prepare(self, number: int, run: TypeRun, reached: set[int]) -> None:
         """Find out which outputs have a gradient at all, and pick the pieces for that case."""
-        present: set[Name] = set()
-        for name in run.code.role.outputs:
-            if (run.type, name) in self.given or (name in run.code.role.exchanged and self._has_readers(number, run, name)):
-                present.add(name)
+        present = {name for name in self._names(run.type) if self._arrives(number, run, name, reached)}
         known = {name[1] for name in run.code.tape.inputs if name[0] == "ct"}
         self.present[run.type] = frozenset(present & known)
         self.cut[run.type] = run.code.with_cotangents(self.present[run.type])
@@ -85,17 +106,20 @@ class Backward:
                 if back is None:
                     continue
                 run = self.runs[read.type]
-                for kind, port in PORT_KINDS.items():
-                    if port == read.kind and ("grad", (kind, key)) in run.code.tape.outputs:
-                        kept.append((run, read, (kind, key), back))
+                name = input_of(run.kinds[read.port], key)
+                if ("grad", name) in run.code.tape.outputs:
+                    kept.append((run, read, name, back))
             self.feeds[number, key, value_class] = kept
         return kept
 
-    def _has_readers(self, number: int, run: TypeRun, name: Any) -> bool:
+    def _has_readers(self, number: int, run: TypeRun, name: Any, reached: set[int]) -> bool:
         value_class = self.plan.class_of[run.type, name[0]]
         for reader, read, port_name, _ in self._readers(number, value_class, name[1]):
-            own = reader.type in self.plan.groups[number].types
-            if (own and port_name in reader.code.role.gradients) or (read.type, read.port, port_name) in self.returned:
+            if (reader.type in reached and port_name in reader.code.role.gradients) or (
+                read.type,
+                read.port,
+                port_name,
+            ) in self.returned:
                 return True
         return False
 
@@ -146,8 +170,9 @@ class Backward:
             if tensor is None:
                 continue
             kind = name[0]
-            if kind in PORT_KINDS:
-                read = run.ports[PORT_KINDS[kind]]
+            port = port_of(run.kinds, name)
+            if port is not None:
+                read = run.ports[port]
                 if name not in run.code.role.recurrent_in:
                     flat = tensor.reshape(-1, *tensor.shape[2:]) if kind == "slots" else tensor
                     self.returned[run.type, read.port, name] = flat
@@ -186,7 +211,7 @@ class Backward:
         for name, value in self.cut[run.type][0].gradients.items():
             if name in run.code.role.recurrent_in:
                 kind: Any = name[0]
-                read = run.ports[PORT_KINDS[kind]]
+                read = run.ports[port_of(run.kinds, name) or 0]
                 if value.name in rooms:  # two inputs with one and the same gradient
                     self.returned[run.type, read.port, name] = rooms[value.name]
                     continue

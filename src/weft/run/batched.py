@@ -12,14 +12,17 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.graph.cell import Trace
+from weft.graph.ports import port_of, slots_port
+from weft.graph.program import Ints
 from weft.graph.tape import Name
 from weft.plan.plan import Plan
 from weft.run.backward import Backward
 from weft.run.code import CellCode, Role
 from weft.run.forward import run_forward
 from weft.run.indices import Indices, as_tensor
-from weft.run.typerun import PORT_KINDS, Arenas, TypeRun
+from weft.run.typerun import Arenas, TypeRun
 from weft.run.views import is_free
+from weft.run.wanted import Wanted
 
 KEPT_CODES = 8
 """How many sets of compiled cells a plan remembers: training, inference, other outputs."""
@@ -46,10 +49,10 @@ class Call:
 
     plan: Plan
     cells: dict[int, CompiledCell]
-    feeds: dict[tuple[str, int], Tensor]
-    """Leaves of the fed nests, by the feed's name and the leaf's number."""
+    feeds: dict[tuple[Any, ...], Tensor]
+    """Leaves of the fed nests, by the feed's name and the leaf's number; after a type's number, for that type alone."""
     edges: Sequence[Tensor]
-    wanted: Sequence[Name]
+    wanted: Sequence[Wanted]
     device: torch.device
     recompute: bool = False
     backend: str = "eager"
@@ -58,7 +61,7 @@ class Call:
 
 
 def run_batched(call: Call) -> list[Tensor]:
-    """The wanted outputs, rows in node order; differentiable where torch would be."""
+    """The wanted rows; differentiable where torch would be."""
     execution = Execution(call)
     if not execution.training:
         with torch.no_grad():
@@ -104,7 +107,13 @@ class Execution:
     def _kept_codes(self) -> dict[int, CellCode]:
         """The compiled cells for this plan, which do not change while the same gradients and outputs are wanted."""
         call = self.call
-        key = (tuple(call.wanted), tuple(self.needs), call.recompute, call.backend, tuple(call.cells.values()))
+        key = (
+            tuple((w.name, *w.types(self.plan)) for w in call.wanted),
+            tuple(self.needs),
+            call.recompute,
+            call.backend,
+            tuple(call.cells.values()),
+        )
         kept: OrderedDict[Any, dict[int, CellCode]] = self.plan._derived.setdefault("codes", OrderedDict())  # type: ignore[assignment]
         if key not in kept:
             kept[key] = {t: self._code(t) for t in self.types}
@@ -118,19 +127,19 @@ class Execution:
         group = plan.groups[plan.group_of[t]]
         own = {read.value_class for read in plan.reads if read.recurrent and read.type in group.types}
         recurrent_in, recurrent_out, exchanged = set(), set(), set()
-        recurrent_kinds = {read.kind for read in plan.reads if read.type == t and read.recurrent}
+        recurrent = {read.port for read in plan.reads if read.type == t and read.recurrent}
         for name in cell.trace.tape.inputs:
-            kind: Any = name[0]
-            if PORT_KINDS.get(kind) in recurrent_kinds:
+            if port_of(plan.program.types[t].ports, name) in recurrent:
                 recurrent_in.add(name)
+        wanted = {w.name for w in self.call.wanted if t in w.types(plan)}
         for name in cell.trace.outputs:
             if isinstance(name, tuple) and isinstance(name[0], int):
                 value_class = plan.class_of[t, name[0]]
                 if value_class in own:
                     recurrent_out.add(name)
-                if value_class in read_classes or name in self.call.wanted:
+                if value_class in read_classes or name in wanted:
                     exchanged.add(name)
-        pushed = {name for name in cell.trace.outputs if name in self.call.wanted}
+        pushed = {name for name in cell.trace.outputs if name in wanted}
         role = Role(
             frozenset(recurrent_in),
             frozenset(recurrent_out),
@@ -165,8 +174,9 @@ class Execution:
     def _wants_gradient(self, t: int, name: Any) -> bool:
         if not self.training:
             return False
-        if name[0] in PORT_KINDS:
-            classes = [r.value_class for r in self.plan.reads if r.type == t and r.kind == PORT_KINDS[name[0]]]
+        port = port_of(self.plan.program.types[t].ports, name)
+        if port is not None:
+            classes = [r.value_class for r in self.plan.reads if r.type == t and r.port == port]
             members = [member for number in classes if number >= 0 for member in self.plan.classes[number].members]
             return any(self.learns[member[0]] for member in members)
         at = self._input(t, name)
@@ -177,7 +187,7 @@ class Execution:
         if name[0] == "capture":
             return self.place[t, name[1]]
         if name[0] == "feed":
-            return self.feed_at[name[1], name[2]]
+            return self.feed_at[(t, *name[1:]) if (t, *name[1:]) in self.feed_at else name[1:]]
         if name[0] in ("slot_edge", "edge_feed"):
             return self.first_edge + int(name[-1])
         return None
@@ -190,14 +200,16 @@ class Execution:
             t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors), self.records) for t in self.types
         }
         run_forward(self.plan, self.runs)
-        return [self._output(name) for name in self.call.wanted]
+        return [self._all_nodes(w) if w.nodes is None else self._some_nodes(w) for w in self.call.wanted]
 
     def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Name], Tensor]:
         def fed(t: int, name: Any) -> Tensor:
             tensor = tensors[self._input(t, name) or 0]
             if name[0] == "feed":
-                rows = self.indices.rows(t)
-                return tensor if rows is None else tensor.index_select(0, rows)
+                rows, count = self.indices.rows(t), len(self.plan.rows[t])
+                if rows is None:
+                    return tensor if tensor.shape[0] == count else tensor[:count]
+                return tensor.index_select(0, rows)
             if name[0] == "capture":
                 return tensor
             return self._edge_rows(t, name, tensor)
@@ -206,16 +218,16 @@ class Execution:
 
     def _edge_index(self, t: int, name: Any) -> tuple[Tensor, Tensor | None]:
         """Rows of the edge data that an input reads, and which of them exist."""
-        kind = "edges" if name[0] == "edge_feed" else "slots"
-        read = self.runs[t].ports[kind]
+        run, per_edge = self.runs[t], name[0] == "edge_feed"
+        read = run.bag if per_edge else run.ports[slots_port(run.kinds, name[1])]
+        assert read is not None
         arguments = read.arguments
-        if kind == "slots":
-            ports = self.plan.program.types[t].ports[read.port]
-            arguments = arguments.reshape(-1, read.width)[:, ports.positions.index(name[1])]
+        if not per_edge:
+            arguments = arguments.reshape(-1, read.width)[:, run.kinds[read.port].positions.index(name[1])]
         edge = self.plan.program.edge
         assert edge is not None
         rows = as_tensor(edge[arguments], self.call.device)
-        if kind == "edges":
+        if per_edge:
             return rows, None
         exists = as_tensor((arguments >= 0) & (edge[arguments] >= 0), self.call.device)
         return rows.clamp_min(0), exists
@@ -258,8 +270,33 @@ class Execution:
         # What was not computed here belongs to someone else: an input, a parameter, or a part of them.
         return rows.clone() if is_free(value) or value.name in self.codes[t].input_name else rows
 
-    def _output(self, name: Name) -> Tensor:
-        parts = [(t, self._rows_of(t, name)) for t in self.types]
+    def _some_nodes(self, wanted: Wanted) -> Tensor:
+        parts = [(at, self._chosen(t, wanted.name, rows)) for t, at, rows in wanted.parts(self.plan)]
+        if len(parts) == 1 and parts[0][1] is not None:
+            return parts[0][1]
+        assert wanted.nodes is not None
+        example = next((part for _, part in parts if part is not None), None)
+        if example is None:  # no node is wanted, or none that gives this output
+            example = next(rows for rows in (self._rows_of(t, wanted.name) for t in self.types) if rows is not None)
+        out = example.new_zeros((len(wanted.nodes), *example.shape[1:]))
+        for at, part in parts:
+            if part is not None and at is not None:
+                out[as_tensor(at, self.call.device)] = part
+        return out
+
+    def _chosen(self, t: int, name: Name, rows: Ints) -> Tensor | None:
+        """Some rows of an output of one type."""
+        value = self.codes[t].split.outputs.get(name)
+        if value is None:
+            return None
+        if name in self.codes[t].role.exchanged:
+            output, key = name
+            arena = self.arenas[self.plan.class_of[t, output], key]
+            return arena.index_select(0, as_tensor(self.plan.class_row[t, output][rows], self.call.device))
+        return self.runs[t].whole(value).index_select(0, as_tensor(rows, self.call.device))
+
+    def _all_nodes(self, wanted: Wanted) -> Tensor:
+        parts = [(t, self._rows_of(t, wanted.name)) for t in self.types]
         given = [(t, part) for t, part in parts if part is not None]
         example = given[0][1]
         n = self.plan.program.num_nodes
@@ -311,14 +348,28 @@ class Execution:
 
     def _given(self, grads: Sequence[Tensor | None]) -> dict[tuple[int, Name], Tensor]:
         given: dict[tuple[int, Name], Tensor] = {}
-        for name, grad in zip(self.call.wanted, grads, strict=True):
+        for wanted, grad in zip(self.call.wanted, grads, strict=True):
+            name = wanted.name
             if grad is None:
+                continue
+            if wanted.nodes is not None:
+                self._give(given, wanted, grad)
                 continue
             for t in self.types:
                 if name in self.codes[t].split.outputs:
                     nodes = self.indices.nodes(t)
                     given[t, name] = grad if nodes is None else grad.index_select(0, nodes)
         return given
+
+    def _give(self, given: dict[tuple[int, Name], Tensor], wanted: Wanted, grad: Tensor) -> None:
+        """Gradients of some nodes' rows: zeros for the others."""
+        for t, at, rows in wanted.parts(self.plan):
+            if wanted.name not in self.codes[t].split.outputs:
+                continue
+            part = grad if at is None else grad.index_select(0, as_tensor(at, self.call.device))
+            total = part.new_zeros((len(self.plan.rows[t]), *part.shape[1:]))
+            total.index_add_(0, as_tensor(rows, self.call.device), part)
+            given[t, wanted.name] = total
 
     def _gradients(self, tensors: Sequence[Tensor], sweep: Backward) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(tensors)
@@ -340,7 +391,7 @@ class Execution:
         if name[0] == "feed":
             rows = self.indices.rows(t)
             if rows is None:
-                return grad
+                return grad if len(grad) == len(tensor) else _with_zeros(grad, tensor)
             if not self._repeats() and len(rows) == tensor.shape[0]:
                 return torch.empty_like(tensor, memory_format=torch.contiguous_format).index_copy_(0, rows.long(), grad)
             return torch.zeros_like(tensor).index_add_(0, rows, grad)
@@ -351,6 +402,13 @@ class Execution:
 
     def _repeats(self) -> bool:
         return self.plan.program.feed is not None
+
+
+def _with_zeros(rows: Tensor, like: Tensor) -> Tensor:
+    """The first rows of a gradient; the others are zeros."""
+    whole = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    whole[: len(rows)] = rows
+    return whole
 
 
 class _Batched(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,23 @@ import torch
 from torch import Tensor
 
 from weft.graph.calls import KEY, Library
-from weft.graph.program import Ints
-from weft.graph.recording import OUTPUT_BITS, CallProgram, References, merge_calls
+from weft.graph.plain import Unforeseen
+from weft.graph.program import Ints, NodeType
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, merge_calls, merge_tables
+from weft.plan.plan import Plan
+from weft.plan.schedule import PlanCache, schedule
+from weft.run.batched import Call, CompiledCell, run_batched
+from weft.run.callcells import Cells
+from weft.run.callgraph import CallGraph, call_graph, needed, planned_program, without
+from weft.run.callports import Sharing
 from weft.run.options import Options
 from weft.run.reference import RealRow
+from weft.run.wanted import Wanted
 
 Blame = Callable[[int, Exception], None]
 """Told of the call, numbered in the merged program, in which an error came up."""
+
+LOW = (1 << OUTPUT_BITS) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +38,20 @@ class Group:
     rows: Tensor
 
 
+@dataclass(eq=False)
+class Engine:
+    """What is kept with a library: traced cells, plans, and which arguments share a class."""
+
+    cells: Cells = field(default_factory=Cells)
+    sharing: Sharing = field(default_factory=Sharing)
+    plans: PlanCache = field(default_factory=PlanCache)
+
+    @staticmethod
+    def of(library: Library) -> Engine:
+        engine: Engine = library.kept.setdefault("engine", Engine())
+        return engine
+
+
 def run_calls(
     library: Library,
     programs: Sequence[CallProgram],
@@ -35,12 +59,102 @@ def run_calls(
     options: Options = Options(),  # noqa: B008 - frozen
     blame: Blame | None = None,
 ) -> list[Group]:
-    """Compute all calls of `programs`, one after the other in numbering; the wanted outputs come back with gradient.
+    """Compute what `wanted` needs of the calls of `programs`; the results come back with gradient.
 
     `wanted` holds references into the merged program: program k's calls follow those of program k - 1.
     """
-    program = merge_calls(programs)
-    return _one_by_one(library, program, wanted, blame)
+    wanted = np.asarray(wanted, np.int64)
+    if not len(wanted):
+        return []
+    if options.backend == "reference":
+        return _one_by_one(library, merge_calls(programs), wanted, blame)
+    while True:
+        try:
+            return _batched(library, programs, wanted, options)
+        except Unforeseen as late:
+            Engine.of(library).cells.foresee(late.name, late.spec)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A merged program as the engine runs it."""
+
+    plan: Plan
+    types: tuple[int, ...]
+    """The library's number of each type of the plan."""
+    number: Ints | None
+    """The plan's node of each call, where some calls are left out."""
+
+
+def _batched(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> list[Group]:
+    engine = Engine.of(library)
+    prepared = prepare(library, programs, wanted, options)
+    plan = prepared.plan
+    cells = {i: _cell(library, engine, t) for i, t in enumerate(prepared.types)}
+    device = torch.device(library.types[prepared.types[0]].device)
+    tables = merge_tables(programs)
+    feeds: dict[tuple[Any, ...], Tensor] = {}
+    for i, t in enumerate(prepared.types):
+        for number in range(len(library.types[t].feeds)):
+            feeds[i, "data", number] = torch.as_tensor(tables[t, number]).to(device)
+    groups = _wanted_groups(prepared, wanted)
+    backend = options.backend if options.backend != "auto" else "native" if device.type == "cpu" else "eager"
+    call = Call(plan, cells, feeds, (), [each for _, each in groups], device, options.recompute, backend)
+    with torch.autocast(device.type, enabled=False):
+        rows = run_batched(call)
+    return [Group(at, part) for (at, _), part in zip(groups, rows, strict=True)]
+
+
+def prepare(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> Prepared:
+    """The plan for some programs; made once for equal programs."""
+    engine = Engine.of(library)
+    structure = tuple(program.structure for program in programs)
+    merged: CallProgram | None = None
+    if any(program._cache.get("seen by") is not engine for program in programs):
+        merged = merge_calls(programs)
+        graph = call_graph(library.types, merged)
+        engine.sharing.see(library.types, graph.type, graph.owner, graph.position, graph.src, graph.out)
+        for program in programs:
+            program._cache["seen by"] = engine
+    outputs = wanted.tobytes()
+    key = (structure, outputs, engine.sharing.count, options.policy, options.max_rows)
+
+    def make() -> Prepared:
+        graph = call_graph(library.types, merged or merge_calls(programs))
+        keep = needed(graph, wanted)
+        number = None if keep is None else (np.cumsum(keep) - 1).astype(np.int32)
+        return _planned(library, engine, graph if keep is None else without(graph, keep), number, options)
+
+    found = engine.plans.get(key, make)
+    assert isinstance(found, Prepared)
+    return found
+
+
+def _planned(library: Library, engine: Engine, graph: CallGraph, number: Ints | None, options: Options) -> Prepared:
+    present = tuple(np.flatnonzero(np.bincount(graph.type)).tolist())
+    kinds: dict[int, NodeType] = {}
+    for t in present:
+        kind = library.types[t]
+        kinds[t] = NodeType(kind.name, _cell(library, engine, t).trace.ports, len(kind.outputs))
+    return Prepared(schedule(planned_program(graph, kinds), options.policy, options.max_rows), present, number)
+
+
+def _cell(library: Library, engine: Engine, t: int) -> CompiledCell:
+    return engine.cells.cell(t, library.types[t], engine.sharing.groups(library.types, t))
+
+
+def _wanted_groups(prepared: Prepared, wanted: References) -> list[tuple[Ints, Wanted]]:
+    """The wanted references by type and output, with their places among all wanted ones."""
+    nodes, outputs = wanted >> OUTPUT_BITS, wanted & LOW
+    if prepared.number is not None:
+        nodes = prepared.number[nodes]
+    kinds = prepared.plan.program.type[nodes]
+    keys = kinds.astype(np.int64) << OUTPUT_BITS | outputs
+    groups: list[tuple[Ints, Wanted]] = []
+    for key in np.unique(keys).tolist():
+        at = np.flatnonzero(keys == key)
+        groups.append((at.astype(np.int32), Wanted((key & LOW, KEY), nodes[at].astype(np.int32), key >> OUTPUT_BITS)))
+    return groups
 
 
 def in_order(groups: Sequence[Group], count: int) -> list[Tensor]:
@@ -72,12 +186,11 @@ def _one_by_one(library: Library, program: CallProgram, wanted: References, blam
     arguments, further = program.arguments.tolist(), iter(program.further.tolist())
     fed = {key: torch.as_tensor(rows).unbind(0) for key, rows in program.data.items()}
     seen: dict[int, int] = {}
-    low = (1 << OUTPUT_BITS) - 1
     at = 0
     for number, t in enumerate(program.type.tolist()):
         kind = library.types[t]
         end = at + len(kind.args) + (next(further) if kind.many is not None else 0)
-        given = [results[ref >> OUTPUT_BITS][ref & low] for ref in arguments[at:end]]
+        given = [results[ref >> OUTPUT_BITS][ref & LOW] for ref in arguments[at:end]]
         at = end
         row = seen[t] = seen.get(t, -1) + 1
         feeds = [fed[t, i][row] for i in range(len(kind.feeds))]
@@ -89,7 +202,7 @@ def _one_by_one(library: Library, program: CallProgram, wanted: References, blam
             if blame is not None:
                 blame(number, error)
             raise
-    chosen = [results[ref >> OUTPUT_BITS][ref & low] for ref in wanted.tolist()]
+    chosen = [results[ref >> OUTPUT_BITS][ref & LOW] for ref in wanted.tolist()]
     kinds: dict[Any, list[int]] = {}
     for position, tensor in enumerate(chosen):
         kinds.setdefault((tensor.shape, tensor.dtype), []).append(position)

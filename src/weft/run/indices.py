@@ -83,14 +83,13 @@ class Indices:
         return cast(Indices, plan._derived[key])
 
     def rows(self, type: int) -> Tensor | None:
-        """Feed rows of a type's rows; None where they are simply 0, 1, 2, ..."""
+        """Feed rows of a type's rows; None where they are simply the first ones: 0, 1, 2, ..."""
         return self._once(("rows", type), lambda: self._feed_rows(type))
 
     def _feed_rows(self, type: int) -> Tensor | None:
         nodes, feed = self.plan.rows[type], self.plan.program.feed
         rows = nodes if feed is None else feed[nodes]
-        total = self.plan.program.num_nodes if feed is None else int(feed.max(initial=-1)) + 1
-        if len(rows) == total and bool((np.diff(rows) == 1).all()):
+        if bool((rows == np.arange(len(rows))).all()):
             return None
         return as_tensor(rows, self.device)
 

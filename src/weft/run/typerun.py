@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph.ports import port_of, slots_port
 from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
@@ -15,9 +16,6 @@ from weft.run.code import CellCode
 from weft.run.columns import Column, Cut, Cuts, Listed, Same
 from weft.run.emit import Code
 from weft.run.indices import Indices, ReadIndex
-
-PORT_KINDS = {"slots": "slots", "sum": "sum", "edge": "edges"}
-"""Which port an input name reads from."""
 
 Arenas = dict[tuple[int, Name], Tensor]
 
@@ -38,8 +36,9 @@ class TypeRun:
         self.type, self.code, self.indices, self.arenas, self.fed = type, code, indices, arenas, fed
         plan = indices.plan
         self.rows = len(plan.rows[type])
-        self.ports: dict[str, Read] = {read.kind: read for read in plan.reads if read.type == type}
-        bag = self.ports.get("edges")
+        self.kinds = plan.program.types[type].ports
+        self.ports: dict[int, Read] = {read.port: read for read in plan.reads if read.type == type}
+        bag = next((read for read in self.ports.values() if read.kind == "edges"), None)
         self.bag = bag
         self.edges = 0 if bag is None else len(bag.index)
         self.cuts = indices.step_cuts(type)
@@ -67,9 +66,9 @@ class TypeRun:
         return self.arenas[self.indices.plan.class_of[self.type, output], key].index_select(0, where)
 
     def input(self, name: Any) -> Tensor:
-        kind = name[0]
-        if kind in PORT_KINDS:
-            read = self.ports[PORT_KINDS[kind]]
+        kind, port = name[0], port_of(self.kinds, name)
+        if port is not None:
+            read = self.ports[port]
             if read.value_class < 0:
                 return self.empty(self.code.tape.inputs[name]).zero_()
             return self._gather(read, name[-1])
@@ -99,14 +98,14 @@ class TypeRun:
         return (rows, read.width, *tail) if read.kind == "slots" else (rows, *tail)
 
     def _filled(self, position: int) -> Tensor:
-        read = self.ports["slots"]
+        read = self.ports[slots_port(self.kinds, position)]
         plan = self.indices.plan
-        column = plan.program.types[self.type].ports[read.port].positions.index(position)
+        column = self.kinds[read.port].positions.index(position)
         rows = plan.classes[read.value_class].rows if read.value_class >= 0 else 0
         return (self.indices.read(read).index.view(-1, read.width)[:, column] < rows).contiguous()
 
     def _count(self) -> Tensor:
-        read = self.ports.get("edges") or self.ports["sum"]
+        read = self.bag or next(read for read in self.ports.values() if read.kind == "sum")
         spec = self.code.tape.inputs[("count",)]
         return self.indices.seg(read)[1].diff().to(spec.dtype)
 
@@ -166,4 +165,6 @@ class TypeRun:
         name: Any = self.code.input_name.get(value.name)
         if name is None or name not in self.code.role.recurrent_in:
             return None
-        return self.indices.read(self.ports[PORT_KINDS[name[0]]])
+        port = port_of(self.kinds, name)
+        assert port is not None
+        return self.indices.read(self.ports[port])

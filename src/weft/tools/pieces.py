@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import torch
 
+from weft.graph.ports import port_of
 from weft.plan.plan import NOT_A_SLICE, Plan, Read
 from weft.plan.returns import steps_that_return
 from weft.run.batched import Call, Execution
 from weft.run.code import CellCode
 from weft.run.split import BACKWARD, FORWARD, Split
-from weft.run.typerun import PORT_KINDS
 
 PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear mv addmv dot convolution convolution_backward".split())
 """Names of operations that count as matrix products."""
@@ -182,17 +182,17 @@ def _name(target: Any) -> str:
 
 def _gathers(plan: Plan, t: int, code: CellCode) -> list[Gather]:
     """What the forward pieces gather, by the same rules as the engine: views where every piece of a read is a slice."""
-    ports = {read.kind: read for read in plan.reads if read.type == t}
+    reads = {read.port: read for read in plan.reads if read.type == t}
     found: list[Gather] = []
     pieces = code.split.pieces
     during = {id(value) for value in pieces["during"].takes}
     after = {id(value) for value in pieces["after"].takes}
     for name, value in code.split.tape.inputs.items():
-        kind, key = name[0], str(name[-1])
+        port, key = port_of(plan.program.types[t].ports, name), str(name[-1])
         taken = id(value) in during or id(value) in after or any(value is other for other in pieces["before"].takes)
-        if kind not in PORT_KINDS or not taken:
+        if port is None or not taken:
             continue
-        read = ports[PORT_KINDS[kind]]
+        read = reads[port]
         if read.value_class < 0:
             continue
         slices = read.kind != "sum" and bool((read.slices != NOT_A_SLICE).all())
@@ -210,7 +210,7 @@ def _reorders(t: int, code: CellCode, execution: Execution) -> int:
     kinds = [name[0] for name, value in code.split.tape.inputs.items() if id(value) in taken]
     fed = kinds.count("feed") if execution.indices.rows(t) is not None else 0
     edges = kinds.count("edge_feed") + kinds.count("slot_edge")
-    results = sum(name in code.split.outputs for name in execution.call.wanted)
+    results = sum(wanted.name in code.split.outputs for wanted in execution.call.wanted)
     return fed + edges + (results if execution.indices.nodes(t) is not None else 0)
 
 

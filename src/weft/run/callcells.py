@@ -1,0 +1,56 @@
+"""The traced cells of a library's call types."""
+
+from __future__ import annotations
+
+import warnings
+
+from weft.errors import FallbackWarning, TraceError
+from weft.graph.calls import CallType
+from weft.graph.capture import Surroundings
+from weft.graph.cell import trace, trace_plainly
+from weft.graph.rows import TensorSpec
+from weft.graph.tape import Name
+from weft.graph.tracing import tracing
+from weft.graph.twin import Escaped
+from weft.run.batched import CompiledCell
+from weft.run.callports import Groups
+
+KEPT_TRACES = 4
+
+
+class Cells:
+    """Cells by call type and by which arguments are gathered together; the last few of each stay."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, Groups], list[CompiledCell]] = {}
+        self.foreseen: dict[Name, TensorSpec] = {}
+        self.warned: set[int] = set()
+
+    def cell(self, t: int, kind: CallType, groups: Groups) -> CompiledCell:
+        kept = self.kept.get((t, groups), ())
+        found = next((cell for cell in kept if cell.trace.holds()), None)
+        if found is None:
+            found = self._traced(t, kind, groups)
+            self.kept[t, groups] = [found, *kept][:KEPT_TRACES]
+        return found
+
+    def foresee(self, name: Name, spec: TensorSpec) -> None:
+        """A cell that is not traced asked for one thing more of its further arguments than it had."""
+        self.foreseen[name] = spec
+        self.kept = {key: [cell for cell in cells if cell.trace.fallback is None] for key, cells in self.kept.items()}
+
+    def _traced(self, t: int, kind: CallType, groups: Groups) -> CompiledCell:
+        body, surroundings = kind.engine_body(), Surroundings().add(kind.body, *kind.owners)
+        try:
+            with tracing:
+                return CompiledCell(trace(kind.name, body, kind.spec, surroundings, groups))
+        except Escaped as error:
+            raise Escaped(f"{kind.name}: {error}") from None
+        except TraceError as error:
+            reason = str(error)
+        foreseen = {} if kind.many is None else self.foreseen
+        made = trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups)
+        if t not in self.warned:
+            self.warned.add(t)
+            warnings.warn(f"{kind.name}: {made.fallback}", FallbackWarning, stacklevel=2)
+        return CompiledCell(made)

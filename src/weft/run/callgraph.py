@@ -1,0 +1,93 @@
+"""From recorded calls to a program for the planner: arrays in, arrays out, nothing per call in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.graph.calls import CallType
+from weft.graph.program import Ints, NodeType, Program
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class CallGraph:
+    """Calls with their arguments taken apart: argument `a` of call `owner[a]` reads output `out[a]` of call `src[a]`."""
+
+    type: Ints
+    ptr: Ints
+    src: Ints
+    out: Ints
+    feed: Ints
+    """For each call, which call of its type it is: its row of the fed tables."""
+
+    @property
+    def owner(self) -> Ints:
+        return np.repeat(np.arange(len(self.type), dtype=np.int32), np.diff(self.ptr))
+
+    @property
+    def position(self) -> Ints:
+        lengths = np.diff(self.ptr)
+        return np.arange(self.ptr[-1], dtype=np.int32) - np.repeat(self.ptr[:-1], lengths)
+
+
+def call_graph(types: Sequence[CallType], program: CallProgram) -> CallGraph:
+    """Take a recording's references apart."""
+    lengths = np.array([len(kind.args) for kind in types], np.int32).take(program.type)
+    many = np.array([kind.many is not None for kind in types], np.bool_)
+    if many.any():
+        lengths[many.take(program.type)] += program.further
+    ptr = np.zeros(len(program.type) + 1, np.int32)
+    np.cumsum(lengths, out=ptr[1:])
+    src = (program.arguments >> OUTPUT_BITS).astype(np.int32)
+    out = (program.arguments & (1 << OUTPUT_BITS) - 1).astype(np.int32)
+    return CallGraph(program.type, ptr, src, out, _ranks(program.type, len(types)))
+
+
+def _ranks(type: Ints, count: int) -> Ints:
+    """For each call, how many calls of its type came before it."""
+    order = np.argsort(type.astype(np.int16) if count < 1 << 15 else type, kind="stable")
+    sizes = np.bincount(type, minlength=count)
+    rank = np.empty(len(type), np.int32)
+    rank[order] = np.arange(len(type)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return rank
+
+
+def needed(graph: CallGraph, wanted: References) -> Bools | None:
+    """Which calls some wanted result depends on; None: all. What no result needs is never computed."""
+    readers = np.bincount(graph.src, minlength=len(graph.type))
+    readers += np.bincount(wanted >> OUTPUT_BITS, minlength=len(graph.type))
+    dead = np.flatnonzero(readers == 0)
+    if not len(dead):
+        return None
+    keep = np.ones(len(graph.type), np.bool_)
+    while len(dead):
+        keep[dead] = False
+        lengths = graph.ptr[dead + 1] - graph.ptr[dead]
+        starts = np.repeat(graph.ptr[dead] - (np.cumsum(lengths) - lengths), lengths)
+        read = graph.src[starts + np.arange(lengths.sum())]
+        np.subtract.at(readers, read, 1)
+        dead = np.unique(read[readers[read] == 0])
+    return keep
+
+
+def without(graph: CallGraph, keep: Bools) -> CallGraph:
+    """The graph of some calls only, which read none of the others."""
+    number = (np.cumsum(keep) - 1).astype(np.int32)
+    arguments = np.repeat(keep, np.diff(graph.ptr))
+    ptr = np.zeros(int(keep.sum()) + 1, np.int32)
+    np.cumsum(np.diff(graph.ptr)[keep], out=ptr[1:])
+    return CallGraph(graph.type[keep], ptr, number[graph.src[arguments]], graph.out[arguments], graph.feed[keep])
+
+
+def planned_program(graph: CallGraph, kinds: dict[int, NodeType]) -> Program:
+    """The program for the planner; its types are the present ones, numbered in the order of `kinds`."""
+    dense = np.full(max(kinds, default=0) + 1, -1, np.int32)
+    dense[list(kinds)] = np.arange(len(kinds))
+    out = graph.out if any(kind.outputs > 1 for kind in kinds.values()) else None
+    return Program(tuple(kinds.values()), dense.take(graph.type), graph.ptr, graph.src, out, graph.feed)

@@ -1,0 +1,75 @@
+"""Which arguments of a call are gathered together: those that are read from one value class.
+
+Arguments that read the same outputs (the left and the right child of a tree node) share an arena, so one gather serves both and
+joining them is a view. Arguments that never read the same outputs (a state and an input) stay apart, so that each may be
+recurrent or not by itself. What has been seen to be read is remembered, over all programs of a library: classes only grow.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.graph.calls import CallType
+from weft.graph.program import Ints
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Sharing:
+    """Union-find over (type, argument) and (type, output), fed by what programs read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Changes whenever classes were joined."""
+        self._slot_base: list[int] = [0]
+        self._output_base: list[int] = [0]
+        self._known: npt.NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)
+        self._parent: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def see(self, types: list[CallType], type: Ints, owner: Ints, position: Ints, src: Ints, out: Ints) -> None:
+        """Learn from a program: argument `position` of call `owner` reads output `out` of call `src`."""
+        self._grow(types)
+        slots = np.array(self._slot_base, np.int64)
+        arguments = np.diff(slots) - 1  # the last slot of a type stands for all further arguments
+        kind = type.take(owner)
+        slot = slots.take(kind) + np.minimum(position, arguments.take(kind))
+        output = np.array(self._output_base, np.int64).take(type.take(src)) + out
+        wide = self._output_base[-1]
+        seen = np.zeros(self._slot_base[-1] * wide, dtype=np.bool_)
+        seen[slot * wide + output] = True
+        fresh = seen.reshape(-1, wide) & ~self._known
+        if fresh.any():
+            for one_slot, one_output in zip(*(each.tolist() for each in np.nonzero(fresh)), strict=True):
+                self._join(("slot", one_slot), ("output", one_output))
+            self._known |= fresh
+
+    def groups(self, types: list[CallType], t: int) -> Groups:
+        """The argument positions of a type, by value class."""
+        self._grow(types)
+        found: dict[tuple[str, int], list[int]] = {}
+        for position in range(len(types[t].args)):
+            found.setdefault(self._find(("slot", self._slot_base[t] + position)), []).append(position)
+        return tuple(map(tuple, found.values()))
+
+    def _grow(self, types: list[CallType]) -> None:
+        for kind in types[len(self._slot_base) - 1 :]:
+            self._slot_base.append(self._slot_base[-1] + len(kind.args) + 1)
+            self._output_base.append(self._output_base[-1] + len(kind.outputs))
+        shape = self._slot_base[-1], self._output_base[-1]
+        if self._known.shape != shape:
+            known = np.zeros(shape, dtype=np.bool_)
+            known[: self._known.shape[0], : self._known.shape[1]] = self._known
+            self._known = known
+
+    def _find(self, item: tuple[str, int]) -> tuple[str, int]:
+        while (above := self._parent.get(item, item)) != item:
+            self._parent[item] = self._parent.get(above, above)
+            item = above
+        return item
+
+    def _join(self, first: tuple[str, int], second: tuple[str, int]) -> None:
+        a, b = self._find(first), self._find(second)
+        if a != b:
+            self._parent[a] = b
+            self.count += 1

@@ -1,0 +1,38 @@
+"""Wanted results: which rows of which outputs the caller receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.graph.program import Ints
+from weft.graph.tape import Name
+from weft.plan.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """One tensor of results: the rows of `nodes`, in that order, or of all nodes. `type`: they are all of this type."""
+
+    name: Name
+    nodes: Ints | None = None
+    type: int | None = None
+
+    def types(self, plan: Plan) -> tuple[int, ...]:
+        """The types whose output is wanted."""
+        if self.type is not None:
+            return (self.type,)
+        kinds = plan.program.type if self.nodes is None else plan.program.type[self.nodes]
+        return tuple(np.flatnonzero(np.bincount(kinds)).tolist())
+
+    def parts(self, plan: Plan) -> list[tuple[int, Ints | None, Ints]]:
+        """For some nodes: by type, where in the result (None: everywhere), and which rows of the type."""
+        assert self.nodes is not None
+        rows = plan.row[self.nodes]
+        kinds = self.types(plan)
+        if len(kinds) == 1:
+            return [(kinds[0], None, rows)]
+        of = plan.program.type[self.nodes]
+        places = [(t, np.flatnonzero(of == t)) for t in kinds]
+        return [(t, at.astype(np.int32), rows[at]) for t, at in places]
