@@ -312,3 +312,49 @@ def test_training_goes_the_same_way_as_one_by_one() -> None:
             mine.append(loss.item())
     assert losses["eager"] == pytest.approx(losses["reference"], rel=1e-9)
     assert losses["eager"][-1] != losses["eager"][0]
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+@pytest.mark.parametrize("at", [[6], [6, 0, 3, 0], [], torch.tensor([2, 5])])
+def test_at_returns_the_rows_of_some_vertices_only(backend: str, at: Any) -> None:
+    torch.manual_seed(0)
+    model = weft.nn.NaryTreeLSTM(3, 4, classes=2).double()
+    graph = weft.Graph(FOREST, types=[int(bool(kids)) for kids in FOREST])
+    x = torch.randn(graph.num_vertices, 3, dtype=torch.float64, requires_grad=True)
+    some, everything = model(graph, x, at=at, backend=backend), model(graph, x, backend="reference")
+    assert some.shape == (len(at), 2)
+    expected = everything[torch.as_tensor(at, dtype=torch.int64)]
+    torch.testing.assert_close(some, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(expected)
+    if len(at):
+        wanted = torch.autograd.grad((expected * weight).sum(), [x, *model.parameters()], allow_unused=True)
+        for a, b in zip(
+            torch.autograd.grad((some * weight).sum(), [x, *model.parameters()], allow_unused=True), wanted, strict=True
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+FOREST = [[], [], [0, 1], [], [], [3, 4], [2, 5]]
+
+
+def test_at_works_with_rounds() -> None:
+    model = weft.nn.TreeGRU(3, 4)
+    ring = weft.Graph.from_edges([0, 1, 2], [1, 2, 0], 3)
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(model(ring, x, rounds=2, at=[1]), model(ring, x, rounds=2)[1:2])
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ([7], "NaryTreeLSTM: at: expected vertices 0 to 6, got 7"),
+        ([[0]], "NaryTreeLSTM: at: expected a list of vertex numbers, got [[0]]"),
+        ([0.5], "NaryTreeLSTM: at: expected a list of vertex numbers, got [0.5]"),
+    ],
+)
+def test_at_that_names_no_vertices(at: Any, message: str) -> None:
+    model = weft.nn.NaryTreeLSTM(3, 4)
+    graph = weft.Graph(FOREST, types=[int(bool(kids)) for kids in FOREST])
+    with pytest.raises(weft.WeftError) as error:
+        model(graph, torch.randn(7, 3), at=at)
+    assert str(error.value) == message

@@ -17,7 +17,7 @@ import weft
 from benchmarks import data
 from benchmarks.harness import Instance, Variant, training
 from benchmarks.products import Linear, products_alone
-from benchmarks.workloads.common import HAND, ONE, CaseSpec, Options, Target, roots, squares, weft_variants
+from benchmarks.workloads.common import HAND, ONE, CaseSpec, Options, Target, squares, weft_variants
 from benchmarks.workloads.levels import Levels, concatenated, make_levels
 from weft.nn import ChildSumTreeLSTM
 
@@ -157,7 +157,7 @@ def make_instance(model: ChildSumTreeLSTM, trees: Sequence[data.DependencyTree],
         by_hand("hand: preallocated", preallocated),
         by_hand("hand: frontier", frontier),
         products_alone(products, hand.x.dtype),
-        *weft_variants(model, [weft.Graph.from_parents(tree.parents) for tree in trees], xs, squares, output=roots),
+        *weft_variants(model, [weft.Graph.from_parents(tree.parents) for tree in trees], xs, squares, roots_only=True),
     ]
     facts = {"trees": len(trees), "vertices": len(hand.x), "levels": len(levels.counts)}
     return Instance(variants, dict(model.named_parameters()), facts)

@@ -74,9 +74,9 @@ class _WeftStep:
         graphs: Sequence[weft.Graph],
         inputs: Sequence[Tensor],
         labels: Sequence[Tensor],
-        output: Callable[[weft.Graph, Tensor], Tensor],
+        roots_only: bool,
     ) -> None:
-        self.model, self.graphs, self.inputs, self.labels, self.output = model, graphs, inputs, labels, output
+        self.model, self.graphs, self.inputs, self.labels, self.roots_only = model, graphs, inputs, labels, roots_only
         self.generator = np.random.default_rng(0)
         self.shuffle()
 
@@ -88,7 +88,8 @@ class _WeftStep:
 
     def run(self) -> Tensor:
         merged = weft.Graph.batch(self.shuffled)
-        return self.output(merged, self.model(merged, self.x))
+        pushed: Tensor = self.model(merged, self.x, at=merged.roots if self.roots_only else None)
+        return pushed
 
     def plan(self) -> None:
         weft.plan(self.model, weft.Graph.batch(self.shuffled), self.x)
@@ -107,10 +108,10 @@ def weft_variants(
     inputs: Sequence[Tensor],
     loss: Callable[[Tensor, Tensor], Tensor],
     labels: Sequence[Tensor] = (),
-    output: Callable[[weft.Graph, Tensor], Tensor] = lambda graph, pushed: pushed,
+    roots_only: bool = False,
 ) -> list[Variant]:
-    """weft itself, and merging and planning alone. `loss` gets outputs and labels."""
-    step = _WeftStep(model, graphs, inputs, labels, output)
+    """weft itself, and merging and planning alone. `loss` gets outputs (of the roots only) and labels."""
+    step = _WeftStep(model, graphs, inputs, labels, roots_only)
 
     return [
         Variant(WEFT, "weft", training(lambda: loss(step.run(), step.y)), step.run, step.in_order, step.shuffle),
@@ -126,11 +127,6 @@ def part(model: nn.Module, kind: type[T]) -> T:
 def readable(rows: Tensor) -> Tensor:
     """Rows of a buffer that is still being written: autograd needs them copied before it may keep them."""
     return rows.clone() if torch.is_grad_enabled() else rows
-
-
-def roots(graph: weft.Graph, pushed: Tensor) -> Tensor:
-    """The rows of the roots, one for each tree."""
-    return pushed.index_select(0, torch.as_tensor(graph.roots, device=pushed.device))
 
 
 def squares(rows: Tensor, _: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 import weft
 from benchmarks.harness import Instance, Variant, training
 from benchmarks.products import Linear, products_alone
-from benchmarks.workloads.common import HAND, ONE, CaseSpec, Options, Target, part, readable, roots, squares, weft_variants
+from benchmarks.workloads.common import HAND, ONE, CaseSpec, Options, Target, part, readable, squares, weft_variants
 from weft.nn import TreeFC, TreeFCNode
 
 LEAVES = 256
@@ -92,7 +92,7 @@ def make_instance(model: TreeFC, xs: list[Tensor]) -> Instance:
         singly = training(lambda: squares(one_by_one(node, xs)))
         variants.insert(0, Variant(ONE, "one by one", singly, lambda: one_by_one(node, xs)))
     padded = [torch.cat([x, x.new_zeros(LEAVES - 1, d)]) for x in xs]
-    variants += weft_variants(model, [full_tree() for _ in xs], padded, squares, output=roots)
+    variants += weft_variants(model, [full_tree() for _ in xs], padded, squares, roots_only=True)
     facts = {"trees": batch, "vertices": batch * (2 * LEAVES - 1), "levels": DEPTH + 1}
     return Instance(variants, dict(model.named_parameters()), facts)
 

@@ -36,6 +36,7 @@ class CallInputs:
         rounds: int | None,
         init: Mapping[str, Tensor] | None,
         options: Options,
+        at: Any = None,
     ) -> None:
         self.model, self.graph, self.options, self.rounds = model, graph, options, rounds
         self.name = type(model).__name__
@@ -53,6 +54,7 @@ class CallInputs:
         self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
         self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
         self.type_ids = self._vertex_types()
+        self.at = None if at is None else check.vertices(self.name, at, n)
 
     def _vertex_types(self) -> Ints | None:
         """Type ids in the order of the model's functions."""

@@ -90,14 +90,15 @@ def call(
     edges: Any = None,
     rounds: int | None = None,
     init: Mapping[str, Tensor] | None = None,
+    at: Any = None,
     **options: Any,
 ) -> Any:
-    """Run a vertex function on a graph; `graph` is the name of an option."""
+    """Run a vertex function on a graph; `graph` is the name of an option. `at`: the vertices whose rows are wanted."""
     from weft.api.vertexcall import VertexCall
 
     if not isinstance(structure, Graph):
         raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(structure).__name__}")
-    return VertexCall(model, structure, x, edges, rounds, init, Options.of(options)).run()
+    return VertexCall(model, structure, x, edges, rounds, init, Options.of(options), at).run()
 
 
 class Typed(VertexFunction):

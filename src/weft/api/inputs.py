@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
 from weft.errors import MissingKey, ShapeError, StructureError, TypeMismatch
+from weft.graph.program import Ints
 from weft.graph.rows import TensorSpec
 
 
@@ -65,6 +67,17 @@ def rounds(name: str, count: Any, init: Any) -> None:
     for key, tensor in (init or {}).items():
         if not isinstance(tensor, Tensor):
             raise TypeMismatch(f"{name}: init[{key!r}]: expected a tensor, got {type(tensor).__name__}")
+
+
+def vertices(name: str, at: Any, n: int) -> Ints:
+    """The vertices whose rows are wanted, as an array of their numbers."""
+    numbers = at.detach().cpu().numpy() if isinstance(at, Tensor) else np.asarray(at)
+    if numbers.ndim != 1 or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):
+        raise TypeMismatch(f"{name}: at: expected a list of vertex numbers, got {at!r}")
+    outside = numbers[(numbers < 0) | (numbers >= n)]
+    if len(outside):
+        raise StructureError(f"{name}: at: expected vertices 0 to {n - 1}, got {int(outside[0])}")
+    return numbers.astype(np.int32)
 
 
 def first_states(

@@ -92,8 +92,15 @@ class VertexCall(CallCells):
         """What the engine is to compute."""
         feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
         feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
-        wanted, recompute = [Wanted(name) for name in self._wanted(tree)], self.options.recompute
+        nodes = self._nodes()
+        wanted, recompute = [Wanted(name, nodes) for name in self._wanted(tree)], self.options.recompute
         return Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, recompute, backend, self._everyone())
+
+    def _nodes(self) -> Ints | None:
+        """The nodes whose rows are wanted; None: all."""
+        if self.at is None or self.rounds is None:
+            return self.at
+        return self.at + np.int32(self.rounds * self.graph.num_vertices)
 
     def _everyone(self) -> list[Tensor]:
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -111,7 +118,7 @@ class VertexCall(CallCells):
         return [("push", i) for i in range(tree.num_leaves)]
 
     def _last_round(self, rows: Tensor) -> Tensor:
-        return rows if self.rounds is None else rows[self.rounds * self.graph.num_vertices :]
+        return rows if self.rounds is None or self.at is not None else rows[self.rounds * self.graph.num_vertices :]
 
     def _result(self, tree: Any, rows: list[Tensor]) -> Any:
         if tree is None:
@@ -141,10 +148,11 @@ class VertexCall(CallCells):
             results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame)
         mine = results if self.rounds is None else results[self.rounds * self.graph.num_vertices :]
         tree = self._pushed_by_rows(mine, ids, trees)
+        at = range(len(mine)) if self.at is None else self.at.tolist()
         rows = []
         for name in self._wanted(tree):
             example = next(result[name] for result in mine if name in result)
-            rows.append(torch.stack([result.get(name, torch.zeros_like(example)) for result in mine]))
+            rows.append(_stacked([mine[i].get(name, torch.zeros_like(example)) for i in at], example))
         return self._result(tree, rows)
 
     def _pushed_by_rows(self, rows: list[dict[Name, Tensor]], ids: Ints, trees: dict[int, dict[str, Any]]) -> Any:
@@ -179,3 +187,7 @@ class VertexCall(CallCells):
         inside = vertex - int(self.graph.part_offsets[part])
         name = self._shown_name(0 if self.type_ids is None else int(self.type_ids[vertex]))
         error.add_note(f"in {name}, vertex {inside} of graph {part} (vertex {vertex} of the batch)")
+
+
+def _stacked(rows: list[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(rows) if rows else like.new_empty((0, *like.shape))

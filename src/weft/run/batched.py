@@ -275,10 +275,9 @@ class Execution:
         if len(parts) == 1 and parts[0][1] is not None:
             return parts[0][1]
         assert wanted.nodes is not None
-        example = next((part for _, part in parts if part is not None), None)
-        if example is None:  # no node is wanted, or none that gives this output
-            example = next(rows for rows in (self._rows_of(t, wanted.name) for t in self.types) if rows is not None)
-        out = example.new_zeros((len(wanted.nodes), *example.shape[1:]))
+        kinds = [self.call.cells[t].trace.outputs for t in self.types]
+        spec = next(outputs[wanted.name] for outputs in kinds if wanted.name in outputs)
+        out = torch.zeros((len(wanted.nodes), *spec.shape), dtype=spec.dtype, device=self.call.device)
         for at, part in parts:
             if part is not None and at is not None:
                 out[as_tensor(at, self.call.device)] = part

@@ -114,12 +114,13 @@ def _plan_vertices(
     edges: Any = None,
     rounds: int | None = None,
     init: Mapping[str, Tensor] | None = None,
+    at: Any = None,
     **options: Any,
 ) -> Planned:
     if not isinstance(graph, Graph):
         raise TypeMismatch(f"weft.plan: {type(model).__name__}: expected a weft.Graph, got {type(graph).__name__}")
     started = time.perf_counter()
-    vertices = VertexCall(model, graph, x, edges, rounds, init, Options.of(options))
+    vertices = VertexCall(model, graph, x, edges, rounds, init, Options.of(options), at)
     found, cells, tree, cached = vertices.plan()
     seconds = time.perf_counter() - started
     call = vertices.engine_call(found, cells, tree, "eager")  # the plan is the same for every backend
