@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from weft.graph.calls import CallType, Library, call_type
 from weft.graph.recording import OUTPUT_BITS, CallProgram, Recorder, merge_calls, reference
 from weft.graph.rows import Rows, TensorSpec
-from weft.run.calls import Group, in_order, run_calls, stacked
+from weft.run.calls import Group, in_order, prepare, run_calls, stacked
 from weft.run.options import Options
 
 D = 4
@@ -202,3 +202,35 @@ def test_merging_counts_references_on() -> None:
     recorder.call(library.number("a"), [reference(0)])
     program = recorder.finish()
     assert (merge_calls([program, program]).arguments >> OUTPUT_BITS).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_calls_computed_once_give_the_same(net: Net, library: Library, seed: int) -> None:
+    seeds = range(100 * seed, 100 * seed + 6)
+    one, given = results(library, seeds, Options(backend="reference"))
+    many, inputs = results(library, seeds, Options(dedupe=True))
+    for a, b in zip(many, one, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    for a, b in zip(gradients(many, inputs, net), gradients(one, given, net), strict=True):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None and a is not None else b, rtol=1e-12, atol=1e-12)
+
+
+def test_equal_calls_are_computed_once_but_never_random_ones() -> None:
+    drop = nn.Dropout(0.5)
+    made = {
+        "number": lambda: call_type("number", lambda i: [i * 2.0], feeds=[NUMBER]),
+        "noise": lambda: call_type(
+            "noise", lambda a: [drop(a.expand(64))], [TensorSpec((), torch.float32)], owners=[drop], random=True
+        ),
+    }
+    library = Library(lambda key: made[key]())
+    recorder = Recorder(library)
+    refs = []
+    for number in (3, 4, 3):
+        given = recorder.call(library.number("number"), (), [number])
+        refs.append(reference(recorder.call(library.number("noise"), [reference(given)])))
+    program = recorder.finish()
+    plan = prepare(library, [program], np.array(refs), Options(dedupe=True)).plan
+    assert [len(rows) for rows in plan.rows] == [2, 3]
+    first, _, third = in_order(run_calls(library, [program], np.array(refs), Options(dedupe=True)), 3)
+    assert not torch.equal(first, third)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from weft.run.batched import Call, CompiledCell, run_batched
 from weft.run.callcells import Cells
 from weft.run.callgraph import CallGraph, call_graph, needed, planned_program, without
 from weft.run.callports import Sharing
+from weft.run.dedupe import same_calls
 from weft.run.options import Options
 from weft.run.reference import RealRow
 from weft.run.wanted import Wanted
@@ -108,7 +109,7 @@ def _batched(library: Library, programs: Sequence[CallProgram], wanted: Referenc
 def prepare(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> Prepared:
     """The plan for some programs; made once for equal programs."""
     engine = Engine.of(library)
-    structure = tuple(program.structure for program in programs)
+    structure: tuple[Any, ...] = tuple(program.structure for program in programs)
     merged: CallProgram | None = None
     if any(program._cache.get("seen by") is not engine for program in programs):
         merged = merge_calls(programs)
@@ -116,14 +117,24 @@ def prepare(library: Library, programs: Sequence[CallProgram], wanted: Reference
         engine.sharing.see(library.types, graph.type, graph.owner, graph.position, graph.src, graph.out)
         for program in programs:
             program._cache["seen by"] = engine
-    outputs = wanted.tobytes()
-    key = (structure, outputs, engine.sharing.count, options.policy, options.max_rows)
+    first: Ints | None = None
+    if options.dedupe:
+        merged = merged or merge_calls(programs)
+        first = same_calls(call_graph(library.types, merged), library.types, merged.data)
+        structure = (*structure, first.tobytes())
+    key = (structure, wanted.tobytes(), engine.sharing.count, options.policy, options.max_rows)
 
     def make() -> Prepared:
         graph = call_graph(library.types, merged or merge_calls(programs))
-        keep = needed(graph, wanted)
-        number = None if keep is None else (np.cumsum(keep) - 1).astype(np.int32)
-        return _planned(library, engine, graph if keep is None else without(graph, keep), number, options)
+        results = wanted
+        if first is not None:
+            graph = replace(graph, src=first[graph.src])
+            results = first[wanted >> OUTPUT_BITS].astype(np.int64) << OUTPUT_BITS | wanted & LOW
+        keep = needed(graph, results)
+        if keep is None:
+            return _planned(library, engine, graph, first, options)
+        number = (np.cumsum(keep) - 1).astype(np.int32)
+        return _planned(library, engine, without(graph, keep), number if first is None else number[first], options)
 
     found = engine.plans.get(key, make)
     assert isinstance(found, Prepared)
