@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+FLAGS = ("-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 
 
 @functools.cache
@@ -32,28 +32,29 @@ def _works(path: str) -> bool:
     return True
 
 
-def build(path: str, source: str) -> ctypes.CDLL:
+def build(path: str, source: str, effort: str = "-O3") -> ctypes.CDLL:
     """Compile and load; a library of equal source, flags, compiler and processor is compiled once."""
-    what = "\n".join((path, " ".join(FLAGS), _processor(), source))
+    what = "\n".join((path, effort, " ".join(FLAGS), _processor(), source))
     name = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
     for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"weft-{os.getuid() if hasattr(os, 'getuid') else 0}"):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             library = folder / f"{name}.so"
             if not library.exists():
-                _compile(path, source, library)
+                _compile(path, source, effort, library)
             return ctypes.CDLL(str(library))
         except OSError:
             continue
     raise OSError("no folder to compile in")
 
 
-def _compile(path: str, source: str, library: Path) -> None:
+def _compile(path: str, source: str, effort: str, library: Path) -> None:
     """Into a name of its own first, so that two processes at once do no harm."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         code, made = Path(folder) / "piece.c", Path(folder) / "piece.so"
         code.write_text(source)
-        subprocess.run([path, *FLAGS, "-o", str(made), str(code), "-lm"], check=True, capture_output=True, timeout=120)
+        command = [path, effort, *FLAGS, "-o", str(made), str(code), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
         made.replace(library)
 
 

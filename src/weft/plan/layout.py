@@ -232,7 +232,7 @@ def _reads(
             continue
         value_class = class_of[source.outputs[0]]
         end = classes[value_class].rows
-        index = place.take(source.node if source.out is None else source.node * wide + source.out)
+        index = place.take(source.node * wide if source.out is None else source.node * wide + source.out)
         if source.filled is not None:
             index[~source.filled] = end
         group = group_of[t]

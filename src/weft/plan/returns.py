@@ -17,6 +17,7 @@ import numpy as np
 from weft.graph.program import Ints
 from weft.plan.levels import offsets as offsets_of
 from weft.plan.levels import stable_order
+from weft.plan.native import returns_natively
 from weft.plan.plan import NOT_A_SLICE, Bools, Plan, Read, Return
 
 Returns = dict[tuple[int, int, int], Return]
@@ -25,9 +26,15 @@ Returns = dict[tuple[int, int, int], Return]
 def returns(plan: Plan) -> Returns:
     """All returns, by (reading type, port, producing group); computed once per plan."""
     if "returns" not in plan._derived:
-        found = [back for read in plan.reads if read.value_class >= 0 for back in _returns_of(plan, read)]
-        plan._derived["returns"] = {(back.type, back.port, back.group): back for back in found}
+        found = returns_natively(plan)
+        plan._derived["returns"] = _with_numpy(plan) if found is None else found
     return cast(Returns, plan._derived["returns"])
+
+
+def _with_numpy(plan: Plan) -> Returns:
+    """The slow twin of finding returns in C."""
+    found = [back for read in plan.reads if read.value_class >= 0 for back in _returns_of(plan, read)]
+    return {(back.type, back.port, back.group): back for back in found}
 
 
 def _returns_of(plan: Plan, read: Read) -> list[Return]:

@@ -16,6 +16,7 @@ from weft.plan.condense import GroupOrder, condense
 from weft.plan.depth import depth_steps
 from weft.plan.layout import lay_out
 from weft.plan.levels import colevels, levels
+from weft.plan.native import plan_natively
 from weft.plan.plan import Plan
 from weft.plan.verify import verify_plan
 
@@ -38,6 +39,24 @@ def schedule(
         raise TypeMismatch(f"policy: expected one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
     if max_rows is not None and max_rows < 1:
         raise TypeMismatch(f"max_rows: expected a positive number or None, got {max_rows!r}")
+    plan = plan_natively(program, policy, max_rows, started) or _with_numpy(
+        program, policy, max_rows, level_of, above, edges, started
+    )
+    if os.environ.get("WEFT_VERIFY") == "1":
+        verify_plan(plan)
+    return plan
+
+
+def _with_numpy(
+    program: Program,
+    policy: str,
+    max_rows: int | None,
+    level_of: Levels | None,
+    above: Callable[[], Ints] | None,
+    edges: Callable[[], set[tuple[int, int]]] | None,
+    started: float,
+) -> Plan:
+    """The slow twin of planning in C: what it does in numpy, pass by pass."""
     if program.num_nodes == 0:
         orders: list[GroupOrder] = []
     elif policy in ("auto", "condense"):
@@ -46,10 +65,7 @@ def schedule(
     else:
         orders = [_one_group(program, policy)]
     ahead = above() if above is not None else colevels(program.ptr, program.src)
-    plan = lay_out(program, policy, orders, ahead, max_rows, started)
-    if os.environ.get("WEFT_VERIFY") == "1":
-        verify_plan(plan)
-    return plan
+    return lay_out(program, policy, orders, ahead, max_rows, started)
 
 
 def _one_group(program: Program, policy: str) -> GroupOrder:

@@ -1,0 +1,112 @@
+/* What the passes of planning share: a program, what is found out about it, and the memory for that.
+
+   A program comes as its flat arrays (graph/program.py). Its node types come as one array of integers, `kinds`:
+   the outputs of each type; where each type's ports start; the kind of each port; where its positions start; the positions.
+   The names and the rules are those of the Python files, which do the same with numpy. */
+
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int32_t i32;
+
+enum { SLOTS, SUM, EDGES };
+enum { CONDENSE, DEPTH, AGENDA };
+
+typedef struct Block {
+    struct Block *before;
+} Block;
+
+typedef struct {
+    /* the program */
+    long n, m, types, max_rows;
+    const i32 *type, *ptr, *src, *out;
+    const i32 *outputs, *port_ptr, *port_kind, *position_ptr, *positions;
+    /* nodes by type, in order of their numbers; arguments of each type's nodes together */
+    i32 *count, *first, *of_type, *arguments;
+    /* groups of types, producers first */
+    long groups;
+    i32 *group_of, *group_ptr, *group_types, *cyclic;
+    /* order; edges are the arguments in an order in which they can be followed */
+    const i32 *from, *to;
+    i32 *level, *above, *step;
+    long steps;
+    i32 *step_first, *step_type, *step_size;
+    /* rows: nodes by type, in the order of running; pieces: steps cut to max_rows */
+    i32 *node, *row;
+    long pieces;
+    i32 *piece_first, *piece_type, *piece_lo, *piece_hi, *type_pieces;
+    /* outputs that can be read, and what filling in needs of them */
+    i32 *output_first, *class_row_first;
+    long num_outputs, class_rows, reads, table, total;
+    Block *blocks;
+    jmp_buf give_up;
+} Work;
+
+/* Memory that lives as long as the work; where there is none left, the work is given up. */
+static void *take(Work *w, size_t count, size_t size) {
+    Block *block = malloc(sizeof(Block) + sizeof(double) + count * size);
+    if (!block) longjmp(w->give_up, 1);
+    block->before = w->blocks;
+    w->blocks = block;
+    return block + 1;
+}
+
+static i32 *ints(Work *w, size_t count) { return take(w, count, sizeof(i32)); }
+
+static i32 *zeros(Work *w, size_t count) { return memset(ints(w, count), 0, count * sizeof(i32)); }
+
+static i32 *filled(Work *w, size_t count, i32 value) {
+    i32 *made = ints(w, count);
+    for (size_t i = 0; i < count; i++) made[i] = value;
+    return made;
+}
+
+static void release(Work *w) {
+    for (Block *block = w->blocks, *before; block; block = before) {
+        before = block->before;
+        free(block);
+    }
+    free(w);
+}
+
+/* From counts in [0, bound) to where each run starts, in place; `starts` has one entry more, the end of the last. */
+static void run_starts(i32 *starts, long bound) {
+    i32 total = 0;
+    for (long i = 0; i <= bound; i++) {
+        i32 here = i < bound ? starts[i] : 0;
+        starts[i] = total;
+        total += here;
+    }
+}
+
+/* Positions are read through these arrays, so that nothing else needs to check them. */
+static int is_sound(const Work *w) {
+    long n = w->n, m = w->m;
+    i32 low = 0, high = -1, falls = w->ptr[0] != 0 || w->ptr[n] != m;
+    for (long i = 0; i < n; i++) {
+        low = w->type[i] < low ? w->type[i] : low;
+        high = w->type[i] > high ? w->type[i] : high;
+        falls |= w->ptr[i + 1] < w->ptr[i];
+    }
+    if (falls || low < 0 || high >= w->types) return 0;
+    low = -1, high = -1;
+    for (long k = 0; k < m; k++) {
+        low = w->src[k] < low ? w->src[k] : low;
+        high = w->src[k] > high ? w->src[k] : high;
+    }
+    return low >= -1 && high < n;
+}
+
+static void sort_by_type(Work *w) {
+    w->first = zeros(w, w->types + 1);
+    for (long i = 0; i < w->n; i++) w->first[w->type[i]]++;
+    w->count = ints(w, w->types);
+    memcpy(w->count, w->first, w->types * sizeof(i32));
+    run_starts(w->first, w->types);
+    i32 *next = ints(w, w->types);
+    memcpy(next, w->first, w->types * sizeof(i32));
+    w->of_type = ints(w, w->n);
+    for (long i = 0; i < w->n; i++) w->of_type[next[w->type[i]]++] = i;
+}

@@ -1,0 +1,152 @@
+"""Planning in C and its slow twin in numpy make equal plans, array by array."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+import pytest
+from random_programs import random_max_rows, random_program
+
+from weft.errors import StructureError
+from weft.graph.program import NodeType, Port, Program
+from weft.plan import native
+from weft.plan.plan import Plan
+from weft.plan.returns import returns
+from weft.plan.schedule import schedule
+
+STRUCTURES, BLOCK = 10_000, 1_000
+POLICIES = ("condense", "depth", "agenda")
+
+
+def sized(seed: int) -> Program:
+    """Most programs are tiny, some middling, a few large."""
+    return random_program(seed, 3000 if seed % 500 == 499 else 120 if seed % 50 == 49 else 10)
+
+
+def differences(one: object, other: object, where: str) -> list[str]:
+    """Where two values differ, looked at field by field, item by item, array by array."""
+    if type(one) is not type(other):
+        return [f"{where}: {type(one).__name__} and {type(other).__name__}"]
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return [] if one.dtype == other.dtype and np.array_equal(one, other) else [f"{where}: {one} and {other}"]
+    if is_dataclass(one):
+        names = [field.name for field in fields(one) if field.name not in ("program", "seconds", "_derived")]
+        return [text for name in names for text in differences(getattr(one, name), getattr(other, name), f"{where}.{name}")]
+    if isinstance(one, dict) and isinstance(other, dict):
+        if list(one) != list(other):
+            return [f"{where}: keys {list(one)} and {list(other)}"]
+        return [text for key in one for text in differences(one[key], other[key], f"{where}[{key}]")]
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return [text for i, pair in enumerate(zip(one, other, strict=True)) for text in differences(*pair, f"{where}[{i}]")]
+    return [] if one == other else [f"{where}: {one!r} and {other!r}"]
+
+
+@pytest.fixture
+def in_numpy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """Planning without C."""
+    assert native.library() is not None, "these tests need a C compiler: cc, gcc or clang"
+    monkeypatch.setenv("WEFT_VERIFY", "0")
+
+    def plan(program: Program, policy: str = "auto", max_rows: int | None = None) -> Plan:
+        with monkeypatch.context() as without:
+            without.setattr(native, "library", lambda: None)
+            made = schedule(program, policy, max_rows)
+            returns(made)
+        return made
+
+    return plan
+
+
+def in_c(program: Program, policy: str = "auto", max_rows: int | None = None) -> Plan:
+    plan = schedule(program, policy, max_rows)
+    assert ("buffer" in plan._derived) == (program.num_nodes > 0)
+    return plan
+
+
+def check(program: Program, policy: str, max_rows: int | None, in_numpy: Callable[..., Plan], name: object) -> None:
+    fast, slow = in_c(program, policy, max_rows), in_numpy(program, policy, max_rows)
+    assert "buffer" not in slow._derived
+    found = differences(fast, slow, "plan") + differences(returns(fast), returns(slow), "returns")
+    assert not found, (name, policy, max_rows, found[:3])
+
+
+@pytest.mark.parametrize("block", range(0, STRUCTURES, BLOCK))
+def test_random_structures_are_planned_alike(block: int, in_numpy: Callable[..., Plan]) -> None:
+    for seed in range(block, block + BLOCK):
+        program = sized(seed)
+        for policy in POLICIES:
+            check(program, policy, random_max_rows(seed), in_numpy, seed)
+
+
+def many_kinds(seed: int) -> Program:
+    """An op-level program: many node types, several ports and outputs, in no helpful order, in components of all sizes."""
+    rng = np.random.default_rng(seed)
+    kinds = int(rng.integers(1, 60))
+    count = int(rng.integers(1, 600))
+    ports = [Port("slots", (0,)), Port("slots", (0, 1)), Port("slots", (2, 0)), Port("sum", (1,)), Port("edges", (0,))]
+    types = tuple(
+        NodeType(f"op {t}", tuple(ports[i] for i in rng.integers(len(ports), size=rng.integers(4))), int(rng.integers(1, 4)))
+        for t in range(kinds)
+    )
+    reach = int(rng.choice([1, kinds // 4 + 1, kinds]))  # how far back in the order of types an argument may feed
+    type = np.sort(rng.integers(kinds, size=count))
+    type = np.clip(type + rng.integers(-reach, reach + 1, size=count), 0, kinds - 1)
+    lengths = np.where(np.arange(count) > 0, rng.integers(0, 4, size=count), 0)
+    reader = np.repeat(np.arange(count), lengths)
+    src = (rng.random(len(reader)) * reader).astype(np.int64)
+    src[rng.random(len(src)) < rng.choice([0, 0.1])] = -1
+    out = np.where(src >= 0, rng.integers(0, np.array([kind.outputs for kind in types])[type[src]]), 0)
+    number = rng.permutation(count) if rng.random() < 0.5 else np.arange(count)
+    place = np.argsort(number)
+    ptr = np.concatenate(([0], np.cumsum(lengths[place])))
+    first = np.concatenate(([0], np.cumsum(lengths)))[:-1]
+    at = np.concatenate([np.arange(first[node], first[node] + lengths[node]) for node in place])
+    moved = np.where(src >= 0, number[src], -1)
+    arrays = (type[place], ptr, moved[at], out[at])
+    return Program(types, *(array.astype(np.int32) for array in arrays))
+
+
+def test_programs_of_many_types_are_planned_alike(in_numpy: Callable[..., Plan]) -> None:
+    cyclic = set()
+    for seed in range(300):
+        program = many_kinds(seed)
+        for policy in POLICIES:
+            check(program, policy, (None, None, 3)[seed % 3], in_numpy, seed)
+        cyclic |= {(group.cyclic, min(len(group.types), 2)) for group in in_c(program).groups}
+    assert cyclic == {(False, 1), (True, 1), (True, 2)}
+
+
+def test_outputs_that_nobody_names_are_planned_alike(in_numpy: Callable[..., Plan]) -> None:
+    """Where a program names no outputs all arguments read the first, however many there are."""
+    for seed in range(200):
+        program = random_program(seed, 40)
+        wide = tuple(replace(kind, outputs=1 + (seed + number) % 3) for number, kind in enumerate(program.types))
+        for policy in POLICIES:
+            check(replace(program, types=wide, out=None), policy, None, in_numpy, seed)
+
+
+def test_what_c_cannot_plan_goes_the_way_of_numpy() -> None:
+    types = (NodeType("node", (Port("slots", (0,)),)),)
+    one = np.zeros(2, np.int32), np.array([0, 1, 2], np.int32)
+    with pytest.raises(StructureError, match=r"^cycle: 0 -> 1 -> 0 "):
+        schedule(Program(types, *one, np.array([1, 0], np.int32)))
+    wide = Program(types, *(array.astype(np.int64) for array in (*one, np.array([-1, 0]))))
+    assert "buffer" not in schedule(wide)._derived
+    broken = Program(types, *one, np.array([7, 0], np.int32))
+    with pytest.raises(IndexError):
+        schedule(broken)
+
+
+def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (shutil.which("false"), None):
+        native.library.cache_clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "compiler", lambda path=path: path)
+            patched.setattr(native, "TEXTS", ("work.c",))  # another text, so that none is found ready
+            assert native.library() is None
+            assert "buffer" not in schedule(random_program(5, 20))._derived
+    native.library.cache_clear()
+    assert native.library() is not None
