@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.api.collating import collated
 from weft.api.graph import Graph
 from weft.api.vertex import Vertex
+from weft.data import Batch
 from weft.errors import TypeMismatch
 from weft.run.options import Options
 
@@ -57,6 +59,10 @@ class VertexFunction(nn.Module):
         """The function of each vertex type, by name."""
         return [(type(self).__name__, self)]
 
+    def collate_examples(self, examples: Sequence[Any]) -> Any:
+        """Graphs, or pairs of a graph and its `x`, as the content of one `weft.data.Batch`."""
+        return collated(type(self).__name__, examples)
+
 
 def _shape(key: Any, shape: Any) -> tuple[int, ...]:
     if not isinstance(key, str):
@@ -96,6 +102,8 @@ def call(
     """Run a vertex function on a graph; `graph` is the name of an option. `at`: the vertices whose rows are wanted."""
     from weft.api.vertexcall import VertexCall
 
+    if isinstance(structure, Batch) and x is None:
+        structure, x = structure.content
     if not isinstance(structure, Graph):
         raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(structure).__name__}")
     return VertexCall(model, structure, x, edges, rounds, init, Options.of(options), at).run()

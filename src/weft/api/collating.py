@@ -1,0 +1,39 @@
+"""Examples of a vertex function, merged: one graph of all graphs, the rows of all vertices one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from weft.api.graph import Graph
+from weft.errors import ShapeError, TypeMismatch
+
+
+def collated(name: str, examples: Sequence[Any]) -> tuple[Graph, Any]:
+    """The batch's graph and its `x`; None where the examples are graphs alone."""
+    pairs = [(example, None) if isinstance(example, Graph) else _pair(name, at, example) for at, example in enumerate(examples)]
+    graph = Graph.batch([graph for graph, _ in pairs])
+    if not pairs or all(x is None for _, x in pairs):
+        return graph, None
+    flat = [tree_flatten(x) for _, x in pairs]
+    tree = flat[0][1]
+    for at, (leaves, other) in enumerate(flat):
+        if other != tree:
+            raise TypeMismatch(f"{name}: example {at}: expected x of the same structure as that of example 0, came another")
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != pairs[at][0].num_vertices:
+                came = f"shape {list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+                rows = pairs[at][0].num_vertices
+                raise ShapeError(f"{name}: example {at}: x: expected {rows} rows, one for each vertex, got {came}")
+    return graph, tree_unflatten([torch.cat(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)], tree)
+
+
+def _pair(name: str, at: int, example: Any) -> tuple[Graph, Any]:
+    if isinstance(example, tuple | list) and len(example) == 2 and isinstance(example[0], Graph):
+        return example[0], example[1]
+    came = type(example).__name__
+    raise TypeMismatch(f"{name}: example {at}: expected a weft.Graph, or a pair of a graph and its x, got {came}")
