@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -234,3 +235,20 @@ def test_equal_calls_are_computed_once_but_never_random_ones() -> None:
     assert [len(rows) for rows in plan.rows] == [2, 3]
     first, _, third = in_order(run_calls(library, [program], np.array(refs), Options(dedupe=True)), 3)
     assert not torch.equal(first, third)
+
+
+def test_threads_share_a_library(net: Net) -> None:
+    shared = library_of(net)
+    record(shared, 0)
+    found: list[list[Tensor]] = []
+    run = [threading.Thread(target=lambda: found.append(results(shared, range(40, 44), Options())[0])) for _ in range(4)]
+    for key in ("embed", "input", "start", "pair", "lstm", "scaled", "split", "index", "mixed", "weighted"):
+        shared.number(key)
+    for thread in run:
+        thread.start()
+    for thread in run:
+        thread.join()
+    assert len(found) == 4
+    expected = results(shared, range(40, 44), Options(backend="reference"))[0]
+    for one in found:
+        assert [tuple(a.shape) for a in one] == [tuple(b.shape) for b in expected]

@@ -101,8 +101,12 @@ class Library:
 
     def number(self, key: Hashable) -> int:
         found = self.numbers.get(key)
-        if found is None:
-            self.types.append(self.make(key))
-            self.keys.append(key)
-            found = self.numbers[key] = len(self.types) - 1
-        return found
+        return self._add(key) if found is None else found
+
+    def _add(self, key: Hashable) -> int:
+        with tracing:
+            if key not in self.numbers:  # another thread may have been first
+                self.types.append(self.make(key))
+                self.keys.append(key)
+                self.numbers[key] = len(self.types) - 1
+            return self.numbers[key]

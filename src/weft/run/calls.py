@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,6 +47,8 @@ class Engine:
     cells: Cells = field(default_factory=Cells)
     sharing: Sharing = field(default_factory=Sharing)
     plans: PlanCache = field(default_factory=PlanCache)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Threads that record by themselves share what a library knows."""
 
     @staticmethod
     def of(library: Library) -> Engine:
@@ -89,9 +92,10 @@ class Prepared:
 
 def _batched(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> list[Group]:
     engine = Engine.of(library)
-    prepared = prepare(library, programs, wanted, options)
+    with engine.lock:
+        prepared = prepare(library, programs, wanted, options)
+        cells = {i: _cell(library, engine, t) for i, t in enumerate(prepared.types)}
     plan = prepared.plan
-    cells = {i: _cell(library, engine, t) for i, t in enumerate(prepared.types)}
     device = torch.device(library.types[prepared.types[0]].device)
     tables = merge_tables(programs)
     feeds: dict[tuple[Any, ...], Tensor] = {}
