@@ -12,12 +12,14 @@ from torch import Tensor
 
 import weft.graph.rows as rows_module
 import weft.run.collect as collect_module
+import weft.run.forward as forward_module
 from weft.api.graph_core import GraphCore
 from weft.api.vertexcall import VertexCall
 from weft.graph.cell import Trace
 from weft.run.backward import Backward
 from weft.run.batched import Execution
-from weft.run.columns import Cut
+from weft.run.collect import Collecting
+from weft.run.columns import Addresses, Cut
 from weft.run.gather import _Select, _Sum
 from weft.run.indices import Indices
 from weft.run.typerun import TypeRun
@@ -29,6 +31,9 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
 FAULTS_OF_TRACING = ("every tie gets the whole gradient",)
 """These show only in cells that are traced while they are there."""
+
+FAULTS_OF_KERNELS = ("a kernel gathers other rows", "a kernel collects other gradients")
+"""These show only where operations are fused: with the backend "auto"."""
 
 
 @contextmanager
@@ -58,6 +63,24 @@ def wrong_gather_index(right: Any) -> Any:
         torch.index_select(self.arena, 0, self.index.roll(1), out=self.out)
 
     return call
+
+
+@fault(forward_module, "through_index")
+def a_kernel_gathers_other_rows(right: Any) -> Any:
+    def through_index(run: Any, at: Any, value: Any) -> Any:
+        arena, index = right(run, at, value)
+        return arena, Addresses(index.tensor.roll(1), index.starts)
+
+    return through_index
+
+
+@fault(Collecting, "_through_index")
+def a_kernel_collects_other_gradients(right: Any) -> Any:
+    def collected(self: Any, first: int, last: int) -> Any:
+        rows, index, *outer = right(self, first, last)
+        return [rows, index[:1] + index[:-1], *outer]
+
+    return collected
 
 
 @fault(_Sum, "__call__")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import weft
-from faults import FAULTS, FAULTS_OF_TRACING
+from faults import FAULTS, FAULTS_OF_KERNELS, FAULTS_OF_TRACING
 from weft.api.modelcache import ModelCache
 from weft.plan.schedule import PlanCache
 from weft.testing import assert_equivalent, random_program, random_structure
@@ -37,14 +37,14 @@ TRACED: dict[str, Any] = {}
 """Models that keep their traces from test to test; what is planned is planned anew under each fault."""
 
 
-def quick_suite(models: dict[str, Any]) -> None:
+def quick_suite(models: dict[str, Any], backend: str = "eager") -> None:
     for model in models.values():
         ModelCache.of(model).plans = PlanCache()
     for seed, (sample, kind) in enumerate(QUICK):
         graph = random_structure(seed, kind, types=SAMPLES[sample].types)
         program, inputs = random_program(seed, models=models, sample=sample, structure=graph)
         program.rounds = 3 if SAMPLES[sample].rounds else None
-        assert_equivalent(program, *inputs, policies=POLICIES)
+        assert_equivalent(program, *inputs, policies=POLICIES, backends=[backend])
     check_other_structure()
     check_what_changes_between_calls()
 
@@ -79,15 +79,17 @@ def check_what_changes_between_calls() -> None:
     assert_equivalent(model, graph, x, policies=POLICIES)
 
 
-def test_without_faults_the_quick_suite_passes() -> None:
-    quick_suite(TRACED)
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_without_faults_the_quick_suite_passes(backend: str) -> None:
+    quick_suite(TRACED, backend)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_noticed(name: str) -> None:
     models = {} if name in FAULTS_OF_TRACING else TRACED
-    with FAULTS[name](), pytest.raises(AssertionError, match=r"^policy '\w+', backend 'eager': (output|gradient of )"):
-        quick_suite(models)
+    backend = "auto" if name in FAULTS_OF_KERNELS else "eager"
+    with FAULTS[name](), pytest.raises(AssertionError, match=rf"^policy '\w+', backend '{backend}': (output|gradient of )"):
+        quick_suite(models, backend)
 
 
 def test_after_all_faults_the_engine_is_whole_again() -> None:

@@ -18,9 +18,9 @@ from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan, Read
 from weft.plan.returns import steps_that_return
 from weft.run.collect import Collecting, pull_all
-from weft.run.columns import blocks
+from weft.run.columns import Column, blocks
 from weft.run.emit import Code
-from weft.run.gather import Action, Gathering
+from weft.run.gather import Action, Gathering, addresses, through_index
 from weft.run.indices import BackIndex
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
@@ -230,41 +230,52 @@ class Backward:
         """From the last step to the first: what to do before it, and the arguments of its piece."""
         cut, codes = self.cut[run.type]
         code = codes["back"]
-        special = [self._special(number, run, value, cut) for value in code.takes]
+        sources: list[Column | Collecting] = []
+        for value in code.takes:
+            sources += self._taken(number, run, value, cut, code)
         for value in code.stores:
             if value.name not in run.store:
                 run.store[value.name] = run.empty(value)
-        plain = [None if one is not None else run.column(value) for one, value in zip(special, code.takes, strict=True)]
-        rest = [*(run.column(value) for value in code.stores), *run.tail()]
+            sources.append(addresses(run, value) if value.name in code.addresses else run.column(value))
+        sources += run.tail()
         for first, last in reversed(list(blocks(len(run.cuts)))):
             columns: list[Sequence[Any]] = []
             actions: list[Sequence[Action | None]] = []
-            for one, column in zip(special, plain, strict=True):
-                if isinstance(one, Collecting):
-                    items, doing = one.both(first, last)
-                    columns.append(items)
+            for source in sources:
+                if isinstance(source, Collecting):
+                    items, doing = source.both(first, last)
+                    columns += items
                     actions.append(doing)
-                elif one is not None:
-                    columns.append(one.block(first, last))
-                    actions += [one.actions(first, last)] if one.acts else []
-                else:
-                    assert column is not None
-                    columns.append(column.block(first, last))
-            columns += [column.block(first, last) for column in rest]
+                    continue
+                columns.append(source.block(first, last))
+                if isinstance(source, Gathering) and source.acts:
+                    actions.append(source.actions(first, last))
             doing_first = list(zip(*actions, strict=True)) if actions else [()] * (last - first)
             yield from zip(reversed(doing_first), reversed(list(zip(*columns, strict=True))), strict=True)
 
-    def _special(self, number: int, run: TypeRun, value: Value, cut: Split) -> Collecting | Gathering | None:
-        """Values that must be fetched step by step: gradients of recurrent outputs, and states that are gathered again."""
+    def _taken(self, number: int, run: TypeRun, value: Value, cut: Split, code: Code) -> Sequence[Column | Collecting]:
+        """Where a backward step finds a value: gradients of recurrent outputs are collected, some states gathered again."""
         name: Any = run.code.input_name.get(value.name)
+        indexed, by_address = value.name in code.indexed, value.name in code.addresses
         if name is not None and name[0] == "ct" and name[1] in run.code.role.recurrent_out:
-            return self._collecting(number, run, name[1], value, cut)
+            return [self._collecting(number, run, name[1], value, cut, indexed, by_address)]
         at = run.recurrent(value)
+        if at is not None and indexed:
+            return through_index(run, at, value)
         if at is not None and value.name not in run.store:
-            return Gathering(run, at, value, keep=value in cut.pieces["sums"].takes)
-        return None
+            return [Gathering(run, at, value, value in cut.pieces["sums"].takes, by_address)]
+        return [addresses(run, value) if by_address else run.column(value)]
 
-    def _collecting(self, number: int, run: TypeRun, name: Any, value: Value, cut: Split) -> Collecting:
+    def _collecting(
+        self,
+        number: int,
+        run: TypeRun,
+        name: Any,
+        value: Value,
+        cut: Split,
+        indexed: bool = False,
+        by_address: bool = False,
+    ) -> Collecting:
         """The gradient of a recurrent output: from outside, plus what the group's own readers return."""
         output, key = name
         group = self.plan.groups[number]
@@ -274,4 +285,4 @@ class Backward:
             if reader.type in group.types and (read.type, read.port, port_name) in self.returned
         ]
         keep = any(value is taken for taken in cut.pieces["sums"].takes)
-        return Collecting(run, value, output, self._outside_or_none(number, run, name), inner, keep)
+        return Collecting(run, value, output, self._outside_or_none(number, run, name), inner, keep, indexed, by_address)

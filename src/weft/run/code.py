@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit, needed_part
-from weft.run.native import emit_native
+from weft.run.native import addressed, emit_native
 from weft.run.split import PER_STEP, Split, split
 
 
@@ -68,7 +69,7 @@ class CellCode:
             exchanged = [value for name, value in cut.outputs.items() if name in self.role.exchanged]
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
         if self.role.backend == "native":
-            return emit_native(piece, stores) or emit(piece, stores)
+            return emit_native(piece, stores, (), per_step, self._through_index(cut)) or emit(piece, stores)
         code = emit(piece, stores)
         return compile_piece(piece, code) if per_step and self.role.backend == "compiled" else code
 
@@ -77,10 +78,33 @@ class CellCode:
         if given not in self._without_return:
             cut, codes = self.with_cotangents(given)
             returned = self._returned(cut)
-            piece, stores = cut.pieces["back"], codes["back"].stores
-            native = emit_native(piece, stores, returned) if self.role.backend == "native" else None
-            self._without_return[given] = native or emit(piece, stores, leave_out=returned)
+            piece, full = cut.pieces["back"], codes["back"]
+            short = None
+            if self.role.backend == "native":
+                short = emit_native(piece, full.stores, returned, True, self._through_index(cut))
+            if short is None and full.addresses | full.indexed:
+                short = full  # what it is given would not suit torch calls
+            self._without_return[given] = short or emit(piece, full.stores, leave_out=returned)
         return self._without_return[given]
+
+    def _through_index(self, cut: Split) -> dict[str, int]:
+        """States and gradients that kernels alone read, from where they are: nobody needs them gathered.
+
+        By name, with the number of rows that each row is gathered from; 0 for what is one row and another.
+        """
+        per_step = [cut.pieces[stage] for stage in PER_STEP]
+        whole = {value.name for stage, piece in cut.pieces.items() if stage not in PER_STEP for value in piece.takes}
+        copied = {value.name for piece in per_step for value in piece.takes if value.name not in addressed(piece)}
+        found: dict[str, int] = {}
+        for name, value in cut.tape.inputs.items():
+            kind: Any = name[0]
+            gathered = name in self.role.recurrent_in and kind in ("slots", "edge")
+            collected = kind == "ct" and name[1] in self.role.recurrent_out
+            if (gathered or collected) and value.name not in whole | copied:
+                size = (value.shape or ())[1] if kind == "slots" else 1 if gathered else 0
+                assert isinstance(size, int)
+                found[value.name] = size
+        return found
 
     def _returned(self, cut: Split) -> list[Value]:
         """Gradients that are returned to states and serve nothing else."""

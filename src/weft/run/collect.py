@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from weft.graph.segments import bag_sum
 from weft.graph.tape import Value
-from weft.run.columns import Cut
+from weft.run.columns import Addresses, Column, Cut
 from weft.run.gather import SMALL, Action, Rows, numbers
 from weft.run.indices import BackIndex
 from weft.run.typerun import TypeRun
@@ -23,28 +24,82 @@ Inner = list[tuple[Tensor, BackIndex]]
 
 
 class Collecting:
-    """The column of a recurrent output's gradient, and the actions that collect it.
+    """The columns of a recurrent output's gradient, and the actions that collect it.
 
-    `outside` is the gradient from outside the group, over all rows; `inner` comes back from steps that ran before.
+    `outside` is the gradient from outside the group, over all rows; `inner` comes back from steps that ran before. `keep`: the
+    collected rows are needed after the sweep. `by_address`: a kernel reads them. `indexed`: a kernel collects them, from memory
+    with an index and from `outside`.
     """
 
-    def __init__(self, run: TypeRun, value: Value, output: int, outside: Tensor | None, inner: Inner, keep: bool) -> None:
-        self.inner, self.keep = inner, keep
+    def __init__(
+        self,
+        run: TypeRun,
+        value: Value,
+        output: int,
+        outside: Tensor | None,
+        inner: Inner,
+        keep: bool,
+        indexed: bool = False,
+        by_address: bool = False,
+    ) -> None:
+        self.run, self.value, self.inner, self.keep = run, value, inner, keep
+        self.indexed, self.by_address = indexed, by_address
         self.starts = run.indices.class_starts(run.type, output)
+        if outside is not None and (indexed or by_address):
+            outside = outside.contiguous()
         self.outside = None if outside is None else Cut(outside, run.cuts)
-        if keep or numbers(run, value) <= SMALL:
-            whole = run.empty(value)
-            if keep:
-                run.store[value.name] = whole
-            self.places: Any = Cut(whole, run.cuts)
-        else:
-            sizes = run.cuts.sizes
-            shape = [size for size in (value.shape or ())[1:] if isinstance(size, int)]
-            scratch = torch.empty((max(sizes), *shape), dtype=value.dtype, device=run.indices.device)
-            self.places = Rows(scratch, [0] * len(sizes), sizes)
+        self.held: list[Tensor] = []
+        """What addresses were given of: it must live as long as this."""
 
-    def both(self, first: int, last: int) -> tuple[Sequence[Tensor], list[Action | None]]:
-        """A block of steps: where each gradient will be, and how it gets there (None: it is there)."""
+    @cached_property
+    def places(self) -> Column:
+        """Where each step's gradient is put together."""
+        run, value = self.run, self.value
+        if self.keep or numbers(run, value) <= SMALL:
+            whole = run.empty(value)
+            if self.keep:
+                run.store[value.name] = whole
+            return Cut(whole, run.cuts)
+        sizes = run.cuts.sizes
+        shape = [size for size in (value.shape or ())[1:] if isinstance(size, int)]
+        scratch = torch.empty((max(sizes), *shape), dtype=value.dtype, device=run.indices.device)
+        return Rows(scratch, [0] * len(sizes), sizes)
+
+    def both(self, first: int, last: int) -> tuple[Sequence[Sequence[Any]], list[Action | None]]:
+        """A block of steps: the columns that say where each gradient will be, and how it gets there (None: it is there)."""
+        if not self.indexed:
+            places, actions = self._collected(first, last)
+            return [[place.data_ptr() for place in places] if self.by_address else places], actions
+        if len(self.inner) == 1 and self.inner[0][1].single is not None:
+            return self._through_index(first, last), [None] * (last - first)
+        places, actions = self._collected(first, last)
+        many = last - first
+        in_order, nothing = [self._in_order.data_ptr()] * many, [self._zeros.data_ptr()] * many
+        return [[place.data_ptr() for place in places], in_order, nothing, [0] * many], actions
+
+    def _through_index(self, first: int, last: int) -> Sequence[Sequence[int]]:
+        """One reader, of whose gradient rows each row gets one (or the zeros behind them), besides what comes from outside."""
+        (rows, back), many = self.inner[0], last - first
+        assert back.single is not None
+        index = back.single.int()
+        self.held.append(index)
+        pieces = [back.cuts[back.starts[start]] for start in self.starts[first:last]]
+        indices = [index.data_ptr() + 4 * piece for piece in pieces]
+        if self.outside is None:
+            return [[rows.data_ptr()] * many, indices, [self._zeros.data_ptr()] * many, [0] * many]
+        outer = Addresses(self.outside.tensor, self.run.cuts.offsets).block(first, last)
+        return [[rows.data_ptr()] * many, indices, outer, [self._zeros.numel()] * many]
+
+    @cached_property
+    def _in_order(self) -> Tensor:
+        return torch.arange(max(self.run.cuts.sizes, default=0), dtype=torch.int32)
+
+    @cached_property
+    def _zeros(self) -> Tensor:
+        """A row that adds nothing."""
+        return torch.zeros([size for size in (self.value.shape or ())[1:] if isinstance(size, int)], dtype=self.value.dtype)
+
+    def _collected(self, first: int, last: int) -> tuple[list[Tensor], list[Action | None]]:
         places: list[Tensor] = list(self.places.block(first, last))
         actions: list[Action | None] = [None] * len(places)
         outer: Sequence[Tensor | None] = [None] * len(places)

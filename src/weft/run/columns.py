@@ -49,6 +49,28 @@ class Cut:
         return tensor.split_with_sizes(sizes, self.dim)
 
 
+class Addresses:
+    """Where in memory each step's rows of a contiguous tensor begin: what a kernel needs to know, and cheaper than a view."""
+
+    def __init__(self, tensor: Tensor, starts: Sequence[int]) -> None:
+        self.tensor, self.starts = tensor, starts
+        self.apart = tensor.stride(0) * tensor.element_size() if tensor.dim() else tensor.element_size()
+
+    def block(self, first: int, last: int) -> Sequence[int]:
+        base, apart = self.tensor.data_ptr(), self.apart
+        return [base + start * apart for start in self.starts[first:last]]
+
+
+class Address:
+    """Where a contiguous tensor begins, for every step."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def block(self, first: int, last: int) -> Sequence[int]:
+        return [self.tensor.data_ptr()] * (last - first)
+
+
 class Same:
     """The same item in every step."""
 

@@ -32,6 +32,13 @@ class Code:
     stores: tuple[Value, ...]
     returns: tuple[Value, ...]
     source: str
+    addresses: frozenset[str] = frozenset()
+    """Names of values that are given as an address in memory instead of a tensor."""
+    indexed: frozenset[str] = frozenset()
+    """Names of values that are given as two addresses: of memory, and of an index of rows in it.
+
+    For gradients of recurrent outputs two more follow: the address of rows to add, and how many numbers these are apart.
+    """
 
 
 def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True, leave_out: Iterable[Value] = ()) -> Code:
@@ -121,12 +128,16 @@ class Emitter:
             self._ensure(value)
             results.append(self.name(value))
         takes, into = self.parameters
-        parameters = [*map(self.name, takes), *(f"to_{self.name(value)}" for value in into), "n", "e", "bounds", "records"]
+        parameters = [name for value in takes for name in self.parameter(value)]
+        parameters += [*(f"to_{self.name(value)}" for value in into), "n", "e", "bounds", "records"]
         body = [f"def {self.piece.stage}({', '.join(parameters)}):", *(f"    {line}" for line in self.lines)]
         body.append(f"    return ({', '.join(results)}{',' if len(results) == 1 else ''})")
         source = "\n".join(body) + "\n"
         exec(compile(source, f"weft_{self.piece.stage}.py", "exec"), self.space)
         return Code(self.space[self.piece.stage], tuple(takes), tuple(into), returns, source)
+
+    def parameter(self, taken: Value) -> list[str]:
+        return [self.name(taken)]
 
     def body(self) -> None:
         for value in self.piece.values:

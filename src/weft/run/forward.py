@@ -10,8 +10,9 @@ from torch import Tensor
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan
-from weft.run.columns import Column, blocks
-from weft.run.gather import Action, Gathering, Rows
+from weft.run.columns import Addresses, Column, blocks
+from weft.run.gather import Action, Gathering, Rows, addresses, through_index
+from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
 
 
@@ -90,36 +91,44 @@ def _sweep(group: Group, runs: dict[int, TypeRun]) -> None:
 def _steps(run: TypeRun) -> Iterator[tuple[Sequence[Action], tuple[Any, ...]]]:
     """For every step of a type: the gathers to do first, and the arguments of its piece."""
     code = run.code.codes["during"]
-    gathering = [_gathering(run, value) for value in code.takes]
-    columns = [gather or run.column(value) for gather, value in zip(gathering, code.takes, strict=True)]
-    columns += [_stored(run, value) for value in code.stores]
+    columns: list[Column] = []
+    gathering: list[Gathering] = []
+    for value in code.takes:
+        at = run.recurrent(value)
+        if value.name in code.indexed:
+            assert at is not None
+            columns += through_index(run, at, value)
+        elif at is not None:
+            gathering.append(_gathering(run, at, value, value.name in code.addresses))
+            columns.append(gathering[-1])
+        else:
+            columns.append(addresses(run, value) if value.name in code.addresses else run.column(value))
+    columns += [_stored(run, value, value.name in code.addresses) for value in code.stores]
     columns += run.tail()
-    acting = [gather for gather in gathering if gather is not None and gather.acts]
+    acting = [gather for gather in gathering if gather.acts]
     for first, last in blocks(len(run.cuts)):
         items = zip(*[column.block(first, last) for column in columns], strict=True)
         actions = zip(*[gather.actions(first, last) for gather in acting], strict=True) if acting else repeat(())
         yield from zip(actions, items, strict=False)
 
 
-def _gathering(run: TypeRun, value: Value) -> Gathering | None:
-    at = run.recurrent(value)
-    if at is None:
-        return None
+def _gathering(run: TypeRun, at: ReadIndex, value: Value, by_address: bool) -> Gathering:
     keep = any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
-    return Gathering(run, at, value, keep)
+    return Gathering(run, at, value, keep, by_address)
 
 
-def _stored(run: TypeRun, value: Value) -> Column:
+def _stored(run: TypeRun, value: Value, by_address: bool) -> Column:
     """Where a step writes a value: its rows of the class arena, or of memory of its own."""
     names = exchanged(run, value)
     if not names:
         run.store[value.name] = run.empty(value)
-        return run.column(value)
+        return addresses(run, value) if by_address else run.column(value)
     output, key = names[0]
     arena = run.arenas[run.indices.plan.class_of[run.type, output], key]
     where = run.indices.class_rows(run.type, output)
     if isinstance(where, tuple):
         run.store[value.name] = arena[where[0] : where[1]]
-        return run.column(value)
+        return addresses(run, value) if by_address else run.column(value)
     run.in_class[value.name] = output, key
-    return Rows(arena, run.indices.class_starts(run.type, output), run.cuts.sizes)
+    starts = run.indices.class_starts(run.type, output)
+    return Addresses(arena, starts) if by_address else Rows(arena, starts, run.cuts.sizes)

@@ -1,7 +1,8 @@
 """Gathers of a sweep: what a recurrent port reads in each step.
 
 Where the rows that every step reads are consecutive, a gather is a view of the arena and nothing is copied. Else each step
-copies its rows: into memory that is kept, if backward or a later piece reads them again, or into scratch memory.
+copies its rows: into memory that is kept, if backward or a later piece reads them again, or into scratch memory. Kernels that
+alone read a state need no copy: they read the arena through the index.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from weft.graph.segments import bag_sum
 from weft.graph.tape import Value
-from weft.run.columns import Cut
+from weft.run.columns import Address, Addresses, Column, Cut
 from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
 
@@ -40,10 +41,10 @@ class Rows:
 class Gathering:
     """The column of a value that is gathered step by step, and the actions that gather it."""
 
-    def __init__(self, run: TypeRun, at: ReadIndex, value: Value, keep: bool) -> None:
+    def __init__(self, run: TypeRun, at: ReadIndex, value: Value, keep: bool, by_address: bool = False) -> None:
         key = run.code.input_name[value.name][-1]
         arena = run.arenas[at.read.value_class, key]
-        self.at, self.arena = at, arena
+        self.at, self.arena, self.by_address = at, arena, by_address
         self.is_sum = at.read.kind == "sum"
         self.acts = self.is_sum or not at.all_slices
         shape = run.gathered_shape(at.read, arena)
@@ -59,9 +60,9 @@ class Gathering:
             zeros = [0] * len(sizes)
             self.column, self.flat = Rows(scratch, zeros, sizes, shape), Rows(scratch, zeros, sizes)
 
-    def block(self, first: int, last: int) -> Sequence[Tensor]:
+    def block(self, first: int, last: int) -> Sequence[Any]:
         rows: Sequence[Tensor] = self.column.block(first, last)
-        return rows
+        return [row.data_ptr() for row in rows] if self.by_address else rows
 
     def actions(self, first: int, last: int) -> list[Action]:
         indices, places = self.at.pieces.block(first, last), self.flat.block(first, last)
@@ -70,6 +71,22 @@ class Gathering:
             bounds = self.at.bounds.block(first, last)
             return [_Sum(self.arena, *step) for step in zip(indices, bounds, places, strict=True)]
         return [_Select(self.arena, *step) for step in zip(indices, places, strict=True)]
+
+
+def through_index(run: TypeRun, at: ReadIndex, value: Value) -> tuple[Column, Column]:
+    """For a kernel that gathers by itself: where the arena is, and where each step's part of the index begins."""
+    arena = run.arenas[at.read.value_class, run.code.input_name[value.name][-1]]
+    return Address(arena), Addresses(at.index.int(), at.cuts.offsets)
+
+
+def addresses(run: TypeRun, value: Value) -> Column:
+    """For a kernel: where a value's rows of each step are."""
+    whole = run.whole(value)
+    if not whole.is_contiguous():
+        whole = run.store[value.name] = whole.contiguous()
+    if value.rows is None:
+        return Address(whole)
+    return Addresses(whole, (run.cuts if value.rows.kind == "n" else run.edge_cuts()).offsets)
 
 
 def numbers(run: TypeRun, value: Value) -> int:

@@ -1,126 +1,253 @@
 """The C text of one kernel: a loop over rows, in it loops over the numbers of a row.
 
-Operations of equal width follow each other in one inner loop as long as each reads the others number by number; reading
-another part of a row, or another width, starts a new loop.
+Rows are cut where any operation begins or ends to read another: four gates joined in one row, of which each is then used on
+its own, are four segments of equal width. Operations on segments of equal width share one inner loop and hand on their
+numbers in registers, joins and slices included. Only what is read in another arrangement than it was computed in (a single
+number for a whole row, another width) is put in memory first and read by a later loop.
+
+A row of 150 numbers is nine vectors of 16 and a rest of six. The rest is computed as a tenth vector that overlaps the ninth:
+computing a number twice is much cheaper than computing it alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from weft.graph.tape import Value, operands
-from weft.run.ctext import FORMULAS, JOINS, PRELUDE
+from weft.graph.tape import Value
+from weft.run.ctext import FORMULAS, JOINS, LANES, PRELUDE
 from weft.run.rowview import place_of, row_width
+
+MOST_SEGMENTS = 512
+"""More than these are not worth a kernel: its text would be long and its loops short."""
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """What a kernel reads. `slots`: each row is that many rows of other memory, found through an index.
+
+    `plus`: and to each row one of a further tensor is added (or the same one to all, where its rows are 0 numbers apart).
+    """
+
+    value: Value
+    slots: int = 0
+    plus: bool = False
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Numbers `first` to `last` of a row; `alone`: the one number at `first`, for every number that is computed."""
+
+    base: Value
+    first: int
+    last: int
+    alone: bool = False
+
+
+@dataclass(eq=False)
+class _Segment:
+    value: Value
+    first: int
+    last: int
+    arguments: list[_Read | float]
+
+    @property
+    def width(self) -> int:
+        return self.last - self.first
+
+    def reads(self) -> Iterator[_Read]:
+        return (read for read in self.arguments if isinstance(read, _Read))
 
 
 @dataclass(eq=False)
 class _Loop:
     width: int
-    values: list[Value] = field(default_factory=list)
+    segments: list[_Segment] = field(default_factory=list)
 
 
-def kernel_text(run: list[Value], inputs: list[Value], outputs: list[Value]) -> str:
-    """The whole source: `weft_piece(first row, last row, inputs..., outputs...)`."""
+class TooManySegments(Exception):
+    """A run of operations that cuts its rows into too many parts."""
+
+
+def kernel_text(run: list[Value], inputs: list[Input], outputs: list[Value]) -> str:
+    """The whole source: `weft_piece(first row, last row, inputs..., outputs...)`; an indexed input is memory and index."""
     return _Kernel(run, inputs, outputs).text()
 
 
+def _arguments(value: Value, first: int, last: int) -> list[_Read | float]:
+    """What the numbers `first` to `last` of a value are computed from."""
+    if value.target in JOINS:
+        start = 0
+        for part in value.args[0]:
+            width = row_width(part) or 0
+            if start <= first and last <= start + width:
+                return [_read(part, first - start, last - start)]
+            start += width
+        raise AssertionError("a segment crosses the parts of a join")
+    return [_read(arg, first, last) if isinstance(arg, Value) else float(arg) for arg in value.args]
+
+
+def _read(operand: Value, first: int, last: int) -> _Read:
+    place = place_of(operand)
+    assert place is not None
+    if place.width == 1:
+        return _Read(place.base, place.offset, place.offset + 1, last - first > 1)
+    return _Read(place.base, place.offset + first, place.offset + last)
+
+
 class _Kernel:
-    def __init__(self, run: list[Value], inputs: list[Value], outputs: list[Value]) -> None:
+    def __init__(self, run: list[Value], inputs: list[Input], outputs: list[Value]) -> None:
         self.run, self.inputs, self.outputs = run, inputs, outputs
-        self.number = {id(value): i for i, value in enumerate([*inputs, *run])}
+        self.number = {id(value): i for i, value in enumerate([*(one.value for one in inputs), *run])}
+        self.inside = {id(value) for value in run}
+        self.slots = {id(one.value): one.slots for one in inputs if one.slots}
+        self.plus = {id(one.value) for one in inputs if one.plus}
         self.outward = {id(value) for value in outputs}
+        self.cuts = self._cuts()
+        self.loop_of: dict[tuple[int, int], int] = {}
         self.loops = self._loops()
-        self.loop_of = {id(value): loop for loop in self.loops for value in loop.values}
         self.stored = self._stored()
+
+    # Where rows are cut.
+
+    def _cuts(self) -> dict[int, set[int]]:
+        """Where each value's row is cut: where others begin or end to read it, and where what it reads is cut."""
+        cuts = {id(value): {0, row_width(value) or 0} for value in self.run}
+        for one in self.inputs:
+            width = row_width(one.value) or 0
+            cuts[id(one.value)] = {0, width} | {width // one.slots * slot for slot in range(one.slots)}
+        links = [link for value in self.run for link in self._links(value, cuts)]
+        changed = True
+        while changed:
+            before = sum(map(len, cuts.values()))
+            for value, base, shift, first, last in links:
+                mine, theirs = cuts[id(value)], cuts[id(base)]
+                mine |= {cut - shift for cut in theirs if first <= cut - shift <= last}
+                if id(base) in self.inside:
+                    theirs |= {cut + shift for cut in mine if first <= cut <= last}
+            changed = sum(map(len, cuts.values())) != before
+            if sum(len(cuts[id(value)]) for value in self.run) > MOST_SEGMENTS:
+                raise TooManySegments
+        return cuts
+
+    def _links(self, value: Value, cuts: dict[int, set[int]]) -> Iterator[tuple[Value, Value, int, int, int]]:
+        """(value, base, shift, first, last): numbers first to last of the value are made of those `shift` further in base."""
+        start, parts = 0, value.args[0] if value.target in JOINS else ()
+        for operand in parts or (arg for arg in value.args if isinstance(arg, Value)):
+            place = place_of(operand)
+            assert place is not None
+            width = row_width(operand) or 0 if parts else row_width(value) or 0
+            cuts[id(value)].add(start)
+            if place.width > 1 or width == 1:
+                yield value, place.base, place.offset - start, start, start + width
+            start += width if parts else 0
+
+    # Which segments share a loop.
 
     def _loops(self) -> list[_Loop]:
         loops: list[_Loop] = []
         for value in self.run:
-            width = row_width(value) or 0
-            current = loops[-1] if loops else None
-            if current is None or value.target in JOINS or current.width != width or not self._fits(value, current):
-                current = _Loop(width)
-                loops.append(current)
-            current.values.append(value)
+            at = sorted(self.cuts[id(value)])
+            for first, last in pairwise(at):
+                segment = _Segment(value, first, last, _arguments(value, first, last))
+                earliest = max((self._earliest(read) for read in segment.reads()), default=0)
+                loop = next((i for i in range(earliest, len(loops)) if loops[i].width == segment.width), len(loops))
+                if loop == len(loops):
+                    loops.append(_Loop(segment.width))
+                loops[loop].segments.append(segment)
+                self.loop_of[id(value), first] = loop
         return loops
 
-    def _fits(self, value: Value, loop: _Loop) -> bool:
-        here = {id(other) for other in loop.values}
-        if any(other.target in JOINS for other in loop.values):
-            return False
-        for operand in operands(value):
-            place = place_of(operand)
-            assert place is not None
-            if id(place.base) in here and (place.offset or place.width != loop.width):
-                return False
-        return True
+    def _segments_read(self, read: _Read) -> list[int]:
+        """Where the segments begin that a read touches."""
+        at = sorted(self.cuts[id(read.base)])
+        return [first for first, last in pairwise(at) if first < read.last and last > read.first]
+
+    def _in_register(self, read: _Read) -> bool:
+        return not read.alone and {read.first, read.last} <= self.cuts[id(read.base)] and len(self._segments_read(read)) == 1
+
+    def _earliest(self, read: _Read) -> int:
+        if id(read.base) not in self.inside:
+            return 0
+        later = 0 if self._in_register(read) else 1
+        return max(self.loop_of[id(read.base), first] for first in self._segments_read(read)) + later
 
     def _stored(self) -> set[int]:
-        """Values that are read in another loop, so that a row of them must be kept."""
+        """Values of which a row must be in memory: others need them, or another loop reads them."""
         found = set(self.outward)
-        for value in self.run:
-            for operand in operands(value):
-                place = place_of(operand)
-                assert place is not None
-                loop = self.loop_of.get(id(place.base))
-                if loop is not None and loop is not self.loop_of[id(value)]:
-                    found.add(id(place.base))
+        for number, loop in enumerate(self.loops):
+            for segment in loop.segments:
+                for read in segment.reads():
+                    if id(read.base) in self.inside and not self._at_hand(read, number):
+                        found.add(id(read.base))
         return found
+
+    def _at_hand(self, read: _Read, loop: int) -> bool:
+        return self._in_register(read) and self.loop_of.get((id(read.base), read.first)) == loop
+
+    # The text.
 
     def text(self) -> str:
         dtype = self.run[0].dtype
         assert dtype is not None
-        arguments = [f"const real *restrict P{self.number[id(v)]}" for v in self.inputs]
-        arguments += [f"real *restrict P{self.number[id(v)]}" for v in self.outputs]
-        kept = [v for v in self.run if id(v) in self.stored and id(v) not in self.outward]
-        room = sum(row_width(v) or 0 for v in kept)
-        lines = [f"void weft_piece(long first, long last, {', '.join(arguments)}) {{"]
-        lines.append(f"  real *room = __builtin_malloc(sizeof(real) * {room});" if room else "")
-        offset = 0
-        for v in kept:
-            lines.append(f"  real *restrict r{self.number[id(v)]} = room + {offset};")
-            offset += row_width(v) or 0
+        lines = [f"void weft_piece(long first, long last, {', '.join(self._parameters())}) {{"]
+        kept = [value for value in self.run if id(value) in self.stored and id(value) not in self.outward]
+        lines += [f"  real r{self.number[id(value)]}[{row_width(value)}];" for value in kept]
         lines.append("  for (long i = first; i < last; i++) {")
-        for v in [*self.inputs, *self.outputs]:
-            at = self.number[id(v)]
-            const = "const " if id(v) not in self.outward else ""
-            step = f" + i * {row_width(v)}" if v.rows is not None else ""
-            lines.append(f"    {const}real *restrict r{at} = P{at}{step};")
-        for loop in self.loops:
-            lines += self._loop(loop)
-        lines += ["  }", "  __builtin_free(room);" if room else "", "}"]
-        return PRELUDE[dtype] + "\n".join(line for line in lines if line) + "\n"
+        for value in [*(one.value for one in self.inputs), *self.outputs]:
+            lines += self._row(value)
+        for number, loop in enumerate(self.loops):
+            lines += self._loop(number, loop, LANES[dtype])
+        return PRELUDE[dtype] + "\n".join([*lines, "  }", "}"]) + "\n"
 
-    def _loop(self, loop: _Loop) -> list[str]:
-        first = loop.values[0]
-        if first.target in JOINS:
-            return self._join(first)
-        lines = [f"    for (long j = 0; j < {loop.width}; j++) {{"]
-        here: set[int] = set()
-        for value in loop.values:
-            at = self.number[id(value)]
-            formula = FORMULAS[value.target](*(self._read(arg, here) for arg in value.args))
-            lines.append(f"      real x{at} = {formula};")
-            if id(value) in self.stored:
-                lines.append(f"      r{at}[j] = x{at};")
-            here.add(id(value))
-        return [*lines, "    }"]
+    def _parameters(self) -> Iterator[str]:
+        for one in self.inputs:
+            yield f"const real *restrict P{self.number[id(one.value)]}"
+            if one.slots:
+                yield f"const int *restrict I{self.number[id(one.value)]}"
+            if one.plus:
+                yield f"const real *restrict O{self.number[id(one.value)]}, long S{self.number[id(one.value)]}"
+        for value in self.outputs:
+            yield f"real *restrict P{self.number[id(value)]}"
 
-    def _join(self, value: Value) -> list[str]:
-        lines, offset = [], 0
-        at = self.number[id(value)]
-        for part in value.args[0]:
-            width = row_width(part) or 0
-            lines.append(f"    for (long j = 0; j < {width}; j++) r{at}[{offset} + j] = {self._read(part, set())};")
-            offset += width
-        return lines
+    def _row(self, value: Value) -> Iterator[str]:
+        """Where the row that is computed or read begins; for an indexed input, where each of its slots does."""
+        at, width, slots = self.number[id(value)], row_width(value) or 0, self.slots.get(id(value), 0)
+        if slots:
+            for slot in range(slots):
+                yield f"    const real *restrict r{at}_{slot} = P{at} + (long)I{at}[i * {slots} + {slot}] * {width // slots};"
+        else:
+            const = "" if id(value) in self.outward else "const "
+            yield f"    {const}real *restrict r{at} = P{at}{f' + i * {width}' if value.rows is not None else ''};"
+        if id(value) in self.plus:
+            yield f"    const real *restrict o{at} = O{at} + i * S{at};"
 
-    def _read(self, arg: object, here: set[int]) -> str:
-        if not isinstance(arg, Value):
-            return f"((real){float(arg)!r})"  # type: ignore[arg-type]
-        place = place_of(arg)
-        assert place is not None
-        at = self.number[id(place.base)]
-        if id(place.base) in here:
-            return f"x{at}"
-        return f"r{at}[{place.offset}]" if place.width == 1 else f"r{at}[{place.offset} + j]"
+    def _loop(self, number: int, loop: _Loop, lanes: int) -> Iterator[str]:
+        width = loop.width
+        if width > lanes and width % lanes:
+            yield f"    for (long k = 0; k < {width}; k += {lanes})"
+            yield f"    for (long j = k < {width - lanes} ? k : {width - lanes}, end = j + {lanes}; j < end; j++) {{"
+        else:
+            yield f"    for (long j = 0; j < {width}; j++) {{"
+        for segment in loop.segments:
+            at = self.number[id(segment.value)]
+            texts = [self._argument(argument, number) for argument in segment.arguments]
+            formula = texts[0] if segment.value.target in JOINS else FORMULAS[segment.value.target](*texts)
+            yield f"      real x{at}_{segment.first} = {formula};"
+            if id(segment.value) in self.stored:
+                yield f"      r{at}[{segment.first} + j] = x{at}_{segment.first};"
+        yield "    }"
+
+    def _argument(self, argument: _Read | float, loop: int) -> str:
+        if not isinstance(argument, _Read):
+            return f"((real){argument!r})"
+        at, first, slots = self.number[id(argument.base)], argument.first, self.slots.get(id(argument.base), 0)
+        if self._at_hand(argument, loop):
+            return f"x{at}_{first}"
+        name, along = f"r{at}", "" if argument.alone else " + j"
+        plus = f" + o{at}[{first}{along}]" if id(argument.base) in self.plus else ""
+        if slots:
+            each = (row_width(argument.base) or 0) // slots
+            name, first = f"r{at}_{first // each}", first % each
+        return f"({name}[{first}{along}]{plus})" if plus else f"{name}[{first}{along}]"

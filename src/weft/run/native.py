@@ -14,30 +14,59 @@ from __future__ import annotations
 import ctypes
 import math
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft.cc import build, compiler
 from weft.graph.tape import Value, operands
 from weft.run.ctext import JOINS, PRELUDE, has_formula
 from weft.run.emit import Code, Emitter
-from weft.run.kernel import kernel_text
+from weft.run.kernel import Input, TooManySegments, kernel_text
 from weft.run.parallel import over_rows
 from weft.run.rowview import place_of, row_width
 from weft.run.split import Piece
 from weft.run.views import bases
 
+APART = "apart_of_"
+"""How the names of arguments begin that are numbers, not addresses."""
 
-def emit_native(piece: Piece, stores: Iterable[Value], leave_out: Iterable[Value] = ()) -> Code | None:
-    """The piece with its pointwise operations fused; None where nothing can be fused."""
+
+def emit_native(
+    piece: Piece,
+    stores: Iterable[Value],
+    leave_out: Iterable[Value] = (),
+    by_address: bool = False,
+    through_index: Mapping[str, int] | None = None,
+) -> Code | None:
+    """The piece with its pointwise operations fused; None where nothing can be fused.
+
+    With `by_address`, what only kernels touch is given as an address. Values named in `through_index` are then given as two:
+    each of their rows is so many rows of other memory, which the kernels find through an index. Where that number is 0 it is
+    one row, to which a row of a further tensor is added: its address and how far apart its rows are follow.
+    """
     path = compiler()
     if path is None:
         return None
-    emitter = _NativeEmitter(piece, tuple(stores), tuple(leave_out), path)
+    stores = tuple(stores)
+    addresses = addressed(piece, stores) if by_address else set()
+    indexed = {name: slots for name, slots in (through_index or {}).items() if name in addresses}
+    emitter = _NativeEmitter(piece, stores, tuple(leave_out), path, addresses - indexed.keys(), indexed)
     try:
-        return emitter.code() if emitter.fusable else None
-    except (OSError, subprocess.SubprocessError):
+        return emitter.native_code() if emitter.fusable else None
+    except (OSError, subprocess.SubprocessError, TooManySegments):
         return None
+
+
+def addressed(piece: Piece, stores: tuple[Value, ...] = ()) -> set[str]:
+    """Names of what a piece is given, or computes into a given place, and only its kernels touch."""
+    kernels = {id(value) for value in piece.values if fuses(value)}
+    others = [operand for value in piece.values if id(value) not in kernels for operand in operands(value)]
+    seen = {id(base) for operand in others for base in bases(operand)} | {id(operand) for operand in others}
+    taken = {id(base) for value in piece.gives for base in bases(value)}
+    given = {id(base) for value in piece.gives if id(value) not in kernels for base in bases(value)}
+    found = {value.name for value in piece.takes if id(value) not in seen | taken and value.constant is None}
+    return found | {value.name for value in stores if id(value) in kernels and id(value) not in seen | given}
 
 
 def fuses(value: Value) -> bool:
@@ -68,11 +97,31 @@ def _readable(operand: Value, value: Value, width: int) -> bool:
 
 
 class _NativeEmitter(Emitter):
-    def __init__(self, piece: Piece, stores: tuple[Value, ...], leave_out: tuple[Value, ...], path: str) -> None:
+    def __init__(
+        self,
+        piece: Piece,
+        stores: tuple[Value, ...],
+        leave_out: tuple[Value, ...],
+        path: str,
+        addresses: set[str],
+        indexed: dict[str, int],
+    ) -> None:
         super().__init__(piece, stores, True, leave_out)
-        self.path = path
+        self.path, self.addresses, self.indexed = path, addresses, indexed
         self.fusable = {id(value) for value in self.piece.values if fuses(value)}
         self.kernels = 0
+
+    def native_code(self) -> Code:
+        return replace(self.code(), addresses=frozenset(self.addresses), indexed=frozenset(self.indexed))
+
+    def parameter(self, taken: Value) -> list[str]:
+        name = self.name(taken)
+        if taken.name not in self.indexed:
+            return [name]
+        return [f"rows_of_{name}", name, *([f"plus_{name}", f"{APART}{name}"] if not self.indexed[taken.name] else [])]
+
+    def _new(self, value: Value) -> str:
+        return f"torch.empty({self._render(list(value.shape or ()))}, dtype={value.dtype})"
 
     def _plan_joins(self) -> None:
         """Kernels write the parts of a join in place themselves."""
@@ -119,17 +168,26 @@ class _NativeEmitter(Emitter):
             self._ensure(base)
             if base.constant is not None:
                 self.space[self.name(base)] = base.constant.contiguous()
-            elif id(base) not in self.checked:
+            elif id(base) not in self.checked and base.name not in self.addresses | self.indexed.keys():
                 self.checked.add(id(base))
                 self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
         self.made.update(inside)
         name = f"kernel{self.kernels}"
         self.kernels += 1
-        text = kernel_text(run, list(inputs.values()), outward)
+        text = kernel_text(run, [self._input(value) for value in inputs.values()], outward)
         numbers = sum(row_width(value) or 0 for value in run)
-        self.space[name] = over_rows(_load(self.path, text, len(inputs) + len(outward)), numbers)
-        pointers = ", ".join(f"{self.name(value)}.data_ptr()" for value in [*inputs.values(), *outward])
-        self.lines.append(f"{name}({kind}, {pointers})")
+        pointers = [pointer for value in [*inputs.values(), *outward] for pointer in self._pointers(value)]
+        self.space[name] = over_rows(_load(self.path, text, pointers), numbers)
+        self.lines.append(f"{name}({kind}, {', '.join(pointers)})")
+
+    def _input(self, value: Value) -> Input:
+        slots = self.indexed.get(value.name)
+        return Input(value) if slots is None else Input(value, slots or 1, plus=not slots)
+
+    def _pointers(self, value: Value) -> list[str]:
+        if value.name in self.addresses | self.indexed.keys():
+            return self.parameter(value)
+        return [f"{self.name(value)}.data_ptr()"]
 
     def _leaves(self, value: Value, inside: set[int]) -> bool:
         """Whether anything outside the kernel reads a value."""
@@ -147,10 +205,11 @@ class _NativeEmitter(Emitter):
 _loaded: dict[str, Callable[..., None]] = {}
 
 
-def _load(path: str, text: str, pointers: int) -> Callable[..., None]:
+def _load(path: str, text: str, pointers: list[str]) -> Callable[..., None]:
     if text not in _loaded:
         function: Any = build(path, text).weft_piece
-        function.argtypes = [ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * pointers]
+        kinds = [ctypes.c_long if pointer.startswith(APART) else ctypes.c_void_p for pointer in pointers]
+        function.argtypes = [ctypes.c_long, ctypes.c_long, *kinds]
         function.restype = None
         _loaded[text] = function
     return _loaded[text]
