@@ -21,6 +21,7 @@ QUICK = (
     ("chain", "tree"),
     ("gru", "dag"),
     ("n-ary tree-lstm", "holes"),
+    ("n-ary tree-lstm", "tree"),
     ("child-sum tree-lstm", "dag"),
     ("reductions", "repeated"),
     ("defaults", "holes"),
