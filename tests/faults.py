@@ -106,7 +106,7 @@ def row_of_zeros_is_not_zero(right: Any) -> Any:
     return make_arenas
 
 
-@fault(Execution, "_output")
+@fault(Execution, "_all_nodes")
 def swapped_rows(right: Any) -> Any:
     def output(self: Any, name: Any) -> Tensor:
         result: Tensor = right(self, name)
