@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tools": (*BELOW_API, "weft.api"),
     "testing": (*BELOW_API, "weft.api", "weft.tools"),
     "nn": (*BELOW_API, "weft.api", PUBLIC_NAMES),
+    "blocks": (*BELOW_API, "weft.api", "weft.nn"),
 }
 WITHOUT_TORCH = ("plan", "graph/program.py", "graph/verify.py", "errors.py", "cc.py")
 

@@ -1,0 +1,161 @@
+"""Recording examples: the loop that runs a root block's code, and the programs that come out.
+
+The code is generators that call each other by handing over (function, argument); here they are stacked, so nesting in the data is
+limited by memory alone. Code that needs the value of a tensor hands over (None, references) and waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.blocks.code import Code, leaves_of
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, table
+
+Counts = npt.NDArray[np.int64]
+Waiting = Generator[list[int], list[bool], None]
+"""Yields references whose values must be known, and is sent whether they are non-zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockProgram:
+    """The recorded calls of one example or several, where their results are, and what came out as Python objects."""
+
+    count: int
+    calls: CallProgram
+    extra: tuple[tuple[str, tuple[int, ...]], ...]
+    """Kinds that depend on lengths: their numbers in `calls` follow those that every program knows."""
+    outputs: tuple[References, ...]
+    lengths: tuple[Counts, ...]
+    objects: tuple[list[Any], ...]
+    metrics: tuple[References, ...]
+    labels: tuple[list[Any], ...]
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@dataclass(eq=False)
+class Builder:
+    """Lists that grow while examples are recorded, and the code bound to them."""
+
+    code: Code
+    type: list[int] = field(default_factory=list)
+    arguments: list[int] = field(default_factory=list)
+    further: list[int] = field(default_factory=list)
+    data: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    extra: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    notes: dict[str, list[Any]] = field(default_factory=dict)
+    """What the examples give, by kind of leaf: W references, N lengths, O objects, M metrics, L their labels."""
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        code = self.code
+        tensors, sequences, objects = leaves_of(code.type)
+        counts = {"W": len(tensors), "N": sequences, "O": objects, "M": len(code.metrics), "L": len(code.metrics)}
+        self.notes = {f"{letter}{place}": [] for letter, count in counts.items() for place in range(count)}
+        self.data = {(k, i): [] for k, kind in enumerate(code.kinds.known[: code.static]) for i in range(len(kind.feeds))}
+        self.names = {
+            **code.objects,
+            **{name: notes.append for name, notes in self.notes.items()},
+            **{f"F{kind}_{place}": rows.append for (kind, place), rows in self.data.items()},
+            "t": self.type,
+            "T": self.type.append,
+            "A": self.arguments.append,
+            "E": self.arguments.extend,
+            "R": self.further.append,
+            "KIND": self._kind,
+        }
+        exec(code.compiled, self.names)
+
+    def _kind(self, name: str, *lengths: int) -> int:
+        found = self.extra.get((name, lengths))
+        if found is None:
+            found = self.extra[name, lengths] = self.code.static + len(self.extra)
+        return found
+
+    def record(self, example: Any) -> Waiting:
+        """Record one example."""
+        stack: list[Any] = []
+        send, value = self.names["MAIN"](example).send, None
+        while True:
+            try:
+                function, argument = send(value)
+            except StopIteration as end:
+                if not stack:
+                    return
+                send, value = stack.pop(), end.value
+                continue
+            if function is None:
+                value = yield argument
+                continue
+            stack.append(send)
+            send, value = function(argument).send, None
+
+    def finish(self, count: int) -> BlockProgram:
+        """What was recorded, as arrays; the lists are empty afterwards."""
+        kinds = self.code.kinds.known
+        tables = {(k, i): table(rows, kinds[k].feeds[i].dtype) for (k, i), rows in self.data.items() if rows}
+        calls = CallProgram(
+            np.array(self.type, np.int32), np.array(self.arguments, np.int64), np.array(self.further, np.int32), tables
+        )
+        made = BlockProgram(
+            count,
+            calls,
+            tuple(self.extra),
+            tuple(np.array(rows, np.int64) for rows in self._notes("W")),
+            tuple(np.array(rows, np.int64) for rows in self._notes("N")),
+            tuple(list(rows) for rows in self._notes("O")),
+            tuple(np.array(rows, np.int64) for rows in self._notes("M")),
+            tuple(list(rows) for rows in self._notes("L")),
+        )
+        self._clear()
+        return made
+
+    def _notes(self, letter: str) -> list[list[Any]]:
+        return [rows for name, rows in self.notes.items() if name[0] == letter]
+
+    def _clear(self) -> None:
+        self.extra.clear()
+        for rows in (self.type, self.arguments, self.further, *self.data.values(), *self.notes.values()):
+            rows.clear()
+
+
+def merge(code: Code, programs: Sequence[BlockProgram]) -> BlockProgram:
+    """Programs side by side, as one. Kinds that depend on lengths get the numbers they have here."""
+    programs = [_renumbered(code, program) for program in programs]
+    if len(programs) == 1:
+        return programs[0]
+    first = np.cumsum([0, *(len(program.calls.type) for program in programs)]) << OUTPUT_BITS
+    from weft.graph.recording import merge_calls
+
+    def joined(parts: Sequence[References]) -> References:
+        if not parts:
+            return np.zeros(0, np.int64)
+        return np.concatenate(parts) + np.repeat(first[:-1], [len(part) for part in parts])
+
+    def side_by_side(name: str) -> list[tuple[Any, ...]]:
+        return list(zip(*(getattr(program, name) for program in programs), strict=True))
+
+    return BlockProgram(
+        sum(program.count for program in programs),
+        merge_calls([program.calls for program in programs]),
+        (),
+        tuple(joined(parts) for parts in side_by_side("outputs")),
+        tuple(np.concatenate(parts) for parts in side_by_side("lengths")),
+        tuple([item for part in parts for item in part] for parts in side_by_side("objects")),
+        tuple(joined(parts) for parts in side_by_side("metrics")),
+        tuple([item for part in parts for item in part] for parts in side_by_side("labels")),
+    )
+
+
+def _renumbered(code: Code, program: BlockProgram) -> BlockProgram:
+    if not program.extra:
+        return program
+    numbers = [*range(code.static), *(code.length_kind(name, lengths) for name, lengths in program.extra)]
+    types = np.array(numbers, np.int32)[program.calls.type]
+    return replace(program, calls=replace(program.calls, type=types), extra=())

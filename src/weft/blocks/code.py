@@ -1,0 +1,213 @@
+"""From a root block to the code that records its examples, kept with the block."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.blocks.block import Block
+from weft.blocks.emit import Emitter, Value
+from weft.blocks.inference import inferring, set_type
+from weft.blocks.kinds import Constant, Kind, Kinds, spec_of
+from weft.blocks.leaves import _Array
+from weft.blocks.types import (
+    BroadcastSequenceType,
+    PyObjectType,
+    ResultType,
+    SequenceType,
+    TensorType,
+    TupleType,
+    VoidType,
+)
+from weft.errors import TypeMismatch
+from weft.graph.calls import Library
+
+
+@dataclass(eq=False)
+class Code:
+    """What is known of a root block: the source that records its examples and the kinds of calls that it makes."""
+
+    source: str
+    compiled: CodeType
+    objects: dict[str, Any]
+    kinds: Kinds
+    static: int
+    """How many kinds there are that depend on no length."""
+    type: ResultType
+    metrics: dict[str, TensorType]
+    value_dependent: Block | None
+    blocks: list[Block]
+    reached: list[Block]
+    stamp: int
+    libraries: dict[Hashable, Library] = field(default_factory=dict)
+    spare: list[Any] = field(default_factory=list)
+    """Builders that are not in use."""
+
+    def library(self, device: str, further: Hashable) -> Library:
+        """Call types on a device, numbered as the kinds are."""
+        found = self.libraries.get((device, further))
+        if found is None:
+            found = self.libraries[device, further] = Library(lambda number: self.kinds.known[number].call_type(device))
+        for number in range(len(found.types), len(self.kinds.known)):
+            found.number(number)
+        return found
+
+    def length_kind(self, name: str, lengths: tuple[int, ...]) -> int:
+        """The number of a kind that depends on lengths."""
+        key, make = self.objects[name](*lengths)
+        return self.kinds.number(key, make)
+
+    def value_kind(self, type: TensorType) -> int:
+        """The number of the kind of call that brings in a value computed before."""
+        spec = spec_of(type)
+        kind = Kind("value", lambda row: [row.clone()], feeds=(spec,), outputs=(spec,), weight=0)
+        return self.kinds.number(("value", type), lambda: kind)
+
+
+def code_of(root: Block, traced: bool = False) -> Code:
+    """The code of a root block, written when first needed and again when a part of it has changed."""
+    name = "traced" if traced else "code"
+    kept: Code | None = root._kept.get(name)
+    if kept is None or kept.stamp != _stamp(kept.reached):
+        kept = root._kept[name] = _write(root, traced)
+    return kept
+
+
+def _stamp(reached: list[Block]) -> int:
+    return sum(block._changes for block in reached)
+
+
+def _write(root: Block, traced: bool) -> Code:
+    if root.input_type is None:
+        with inferring():
+            set_type(root, "input", PyObjectType())
+    reached = [module for _, module in root._reach() if isinstance(module, Block)]
+    e = Emitter(_shared(reached), traced)
+    with e.under("def MAIN(x):"):
+        e.line("if 0: yield")
+        x = given(e, "x", root._known("input"))
+        flatten(e, e.through_function(root, x), root._known("output"))
+    while e.pending:
+        e.write(e.pending.pop())
+    source = "\n".join(e.lines)
+    compiled = compile(source, f"<recording of {root.name}>", "exec")
+    return Code(
+        source,
+        compiled,
+        e.objects,
+        e.kinds,
+        len(e.kinds.known),
+        root._known("output"),
+        e.metrics,
+        e.value_dependent,
+        e.blocks,
+        reached,
+        _stamp(reached),
+    )
+
+
+def _shared(reached: list[Block]) -> set[Block]:
+    """Blocks with parts of their own that are used in more than one place."""
+    uses: dict[Block, int] = {}
+    for block in reached:
+        for part in block.subblocks:
+            uses[part] = uses.get(part, 0) + 1
+    return {block for block, count in uses.items() if count > 1 and block.subblocks}
+
+
+def given(e: Emitter, name: str, type: ResultType) -> Value:
+    """The example as a value of the root's input type."""
+    if isinstance(type, VoidType):
+        return None
+    if isinstance(type, PyObjectType):
+        return e.placed(name, "''")
+    if isinstance(type, TensorType) and not type.ragged:
+        return Constant(e.let(f"{e.object(_Array(type))}({name})"), type, spec_of(type))
+    if isinstance(type, TupleType):
+        return tuple(given(e, e.let(f"{name}[{place}]"), item) for place, item in enumerate(type))
+    if isinstance(type, SequenceType) and not isinstance(type, BroadcastSequenceType):
+        out, item = e.let("[]"), e.fresh()
+        with e.under(f"for {item} in {name}:"):
+            e.line(f"{out}.append({e.pack(given(e, item, type.element_type), type.element_type)})")
+        return out
+    raise TypeMismatch(f"an example cannot be given as {type!r}; begin with a block that takes a Python object")
+
+
+@dataclass
+class _Places:
+    tensors: int = 0
+    sequences: int = 0
+    objects: int = 0
+
+
+def flatten(e: Emitter, value: Value, type: ResultType, places: _Places | None = None) -> None:
+    """Note what the example gives: references, lengths and Python objects, each kind of leaf in a list of its own."""
+    places = places or _Places()
+    if isinstance(type, TupleType):
+        for part, item in zip(value, type, strict=True):
+            flatten(e, part, item, places)
+    elif isinstance(type, BroadcastSequenceType):
+        flatten(e, value, type.element_type, places)
+    elif isinstance(type, SequenceType):
+        e.line(f"N{places.sequences}(len({value}))")
+        places.sequences += 1
+        with e.loop(value, type) as item:
+            e.line("pass")
+            flatten(e, item, type.element_type, places)
+    elif isinstance(type, PyObjectType):
+        e.line(f"O{places.objects}({value})")
+        places.objects += 1
+    elif isinstance(type, TensorType):
+        e.line(f"W{places.tensors}({f'{value}[0]' if type.ragged else e.reference(value)})")
+        places.tensors += 1
+
+
+def leaves_of(type: ResultType) -> tuple[list[TensorType], int, int]:
+    """The tensor leaves of a result, and how many sequences and Python objects there are."""
+    tensors: list[TensorType] = []
+    counts = [0, 0]
+    pending = [type]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, TupleType):
+            pending.extend(reversed(each))
+        elif isinstance(each, SequenceType):
+            counts[0] += not isinstance(each, BroadcastSequenceType)
+            pending.append(each.element_type)
+        elif isinstance(each, TensorType):
+            tensors.append(each)
+        elif isinstance(each, PyObjectType):
+            counts[1] += 1
+    return tensors, counts[0], counts[1]
+
+
+def surroundings(code: Code) -> tuple[str, Hashable]:
+    """Where the parameters are, and what else decides how calls are computed."""
+    devices: dict[str, str] = {}
+    modes: list[bool] = []
+    for block in code.reached:
+        for module in block._parts().values():
+            if not isinstance(module, Block):
+                modes += [part.training for part in module.modules()]
+                for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                    devices.setdefault(str(tensor.device), f"{block._path()}: {name}")
+        for name, tensor in (*block._parameters.items(), *block._buffers.items()):
+            if tensor is not None:
+                devices.setdefault(str(tensor.device), f"{block._path()}: {name}")
+    if len(devices) > 1:
+        (one, first), (two, second) = list(devices.items())[:2]
+        raise TypeMismatch(f"all parameters must be on one device: {first} is on {one}, {second} is on {two}")
+    device = next(iter(devices), "cpu")
+    kind = device.split(":")[0]
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return device, (cast, tuple(modes))
+
+
+def modules_of(code: Code) -> Iterator[nn.Module]:
+    for block in code.reached:
+        yield from (module for module in block._parts().values() if not isinstance(module, Block))

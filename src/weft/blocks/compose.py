@@ -1,0 +1,334 @@
+"""Blocks made of blocks: one after the other, side by side, one of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from weft.blocks.block import Block, check_callable, convert_to_block
+from weft.blocks.emit import Emitter, Name, Value, Writing
+from weft.blocks.inference import set_type
+from weft.blocks.leaves import Identity, _brief
+from weft.blocks.types import PyObjectType, TupleType, VoidType
+from weft.blocks.wiring import merged
+from weft.errors import MissingKey, TypeMismatch
+
+
+class _Pipe(Block):
+    """Blocks one after the other."""
+
+    def __init__(self, blocks: list[Block], name: str | None) -> None:
+        super().__init__(blocks, name=name)
+        self.__dict__["_constructed"] = ((), {})
+        self.__dict__["_constructor_name"] = "Pipe"
+
+    @property
+    def name(self) -> str:
+        return self._given_name or "Pipe"
+
+    def _update(self) -> None:
+        parts = self.subblocks
+        links = [(self, "input", parts[0], "input"), (parts[-1], "output", self, "output")]
+        links += [(one, "output", two, "input") for one, two in zip(parts, parts[1:], strict=False)]
+        for one, a, two, b in links:
+            for left, side, right, its in ((one, a, two, b), (two, b, one, a)):
+                if left._types[side] is not None:
+                    set_type(right, its, left._types[side])
+
+    def _emit(self, e: Emitter, x: Value) -> Writing:
+        for part in self.subblocks:
+            x = yield part, x
+        return x
+
+
+def Pipe(*blocks: Any, name: str | None = None) -> Block:
+    """Blocks one after the other, as `a >> b >> c`. Identities are dropped; of one block it is that very block.
+
+    >>> Pipe(Scalar(), Function(torch.neg)).eval_one(1)
+    tensor(-1.)
+    """
+    parts: list[Block] = []
+    for block in map(convert_to_block, blocks):
+        if isinstance(block, _Pipe) and block._given_name is None:
+            parts += block.subblocks
+        elif not (type(block) is Identity and block._given_name is None):
+            parts.append(block)
+    if len(parts) > 1:
+        return _Pipe(parts, name)
+    if not parts:
+        return Identity(name=name)
+    return parts[0]
+
+
+def named_blocks(given: Any) -> list[tuple[Any, Any]]:
+    """(key, block) pairs from a dict, a list of pairs, or a tuple or list of blocks, whose keys are their positions."""
+    if isinstance(given, dict):
+        return list(given.items())
+    items = list(given)
+    if isinstance(given, list) and items and all(isinstance(item, tuple) and len(item) == 2 for item in items):
+        return items
+    return list(enumerate(items))
+
+
+class Record(Block):
+    """Each part gets one item of the input, by key; the result is a tuple.
+
+    From a dict (sorted by key unless it is an OrderedDict), a list of (key, block) pairs, or a tuple of blocks for the items
+    0, 1, ... A tuple as input is taken apart by position.
+
+    >>> Record({"b": Scalar(), "a": Scalar("int64")}).eval_one({"a": 1, "b": 2})
+    (tensor(1), tensor(2.))
+    """
+
+    _output_classes = (TupleType, PyObjectType)
+
+    def __init__(self, named_children: Any, *, name: str | None = None) -> None:
+        if not isinstance(named_children, dict | list | tuple):
+            raise TypeMismatch(f"Record: expected a dict, a list of pairs or a tuple of blocks, got {named_children!r}")
+        pairs = named_blocks(named_children)
+        self_sorted = type(named_children) is dict
+        if self_sorted:
+            pairs.sort(key=lambda pair: _sortable(pair[0]))
+        super().__init__([block for _, block in pairs], name=name)
+        self._keys = [key for key, _ in pairs]
+        self._by_name = self_sorted
+
+    def _update(self) -> None:
+        parts, given = self.subblocks, self.input_type
+        if isinstance(given, PyObjectType):
+            for part in parts:
+                if not isinstance(part.input_type, VoidType):
+                    set_type(part, "input", PyObjectType())
+        elif isinstance(given, TupleType):
+            if self._by_name:
+                raise self._mismatch("a Record from a plain dict has no order: it takes a Python object, not a tuple")
+            if len(given) != len(parts):
+                raise self._mismatch(f"input type: expected a tuple of {len(parts)}, got {given!r}")
+            for part, type in zip(parts, given, strict=True):
+                set_type(part, "input", type)
+        elif given is not None:
+            raise self._mismatch(f"bad input type {given!r}, expected PyObjectType or TupleType")
+        else:
+            self._from_parts()
+        outputs = [part.output_type for part in parts]
+        if None not in outputs:
+            set_type(self, "output", TupleType(*outputs))
+        elif isinstance(self.output_type, TupleType) and len(self.output_type) == len(parts):
+            for part, type in zip(parts, self.output_type, strict=True):
+                set_type(part, "output", type)
+
+    def _from_parts(self) -> None:
+        inputs = [part.input_type for part in self.subblocks]
+        if not inputs:
+            return
+        if self._by_name or all(isinstance(type, PyObjectType | VoidType) for type in inputs):
+            set_type(self, "input", PyObjectType())
+        elif None not in inputs:
+            set_type(self, "input", TupleType(*inputs))
+
+    def _emit(self, e: Emitter, x: Value) -> Writing:
+        found = []
+        for place, (key, part) in enumerate(zip(self._keys, self.subblocks, strict=True)):
+            if isinstance(part._known("input"), VoidType):
+                item = None
+            elif isinstance(self._known("input"), PyObjectType):
+                if e.traced:
+                    e.line(f"AT({key!r})" if isinstance(key, str | int) else "AT(None)")
+                item = e.let(f"{x}[{literal(e, key)}]", f"{x.place} + {step(key)!r}")
+            else:
+                item = x[place]
+            found.append((yield part, item))
+        return merged(e, tuple(found), self._known("output"))
+
+    def _explain(self, error: Exception, value: Any) -> Exception | None:
+        return missing(error, value, self._keys)
+
+    def _item_position(self, key: Any) -> Any:
+        return self._keys.index(key) if key in self._keys else key
+
+    def _labels(self) -> Iterator[tuple[str, Block]]:
+        yield from ((str(key), part) for key, part in zip(self._keys, self.subblocks, strict=True))
+
+    def _named(self) -> list[tuple[str, Block]]:
+        given = [(part._given_name or _identifier(key, place), part) for place, (key, part) in enumerate(zip(self._keys, self.subblocks, strict=True))]
+        names = [name for name, _ in given]
+        return [(name if names.count(name) == 1 else f"{name}_{place}", part) for place, (name, part) in enumerate(given)]
+
+
+def _identifier(key: Any, place: int) -> str:
+    return key if isinstance(key, str) and key.isidentifier() else str(place)
+
+
+def _sortable(key: Any) -> Any:
+    return (str(type(key)), key) if isinstance(key, str | int | float | tuple) else (str(type(key)), repr(key))
+
+
+def literal(e: Emitter, key: Any) -> str:
+    return repr(key) if isinstance(key, str | int) and type(key) in (str, int) else e.object(key)
+
+
+def step(key: Any) -> str:
+    """A step into the data as text: `.name`, `[0]`, `['odd key']`."""
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+class MissingIndex(MissingKey, IndexError):
+    """An index outside a list."""
+
+
+def missing(error: Exception, value: Any, keys: list[Any]) -> Exception:
+    """What a failed `value[key]` means."""
+    for key in keys:
+        try:
+            value[key]
+        except KeyError:
+            shown = ", ".join(map(repr, list(value)[:8])) if hasattr(value, "__iter__") else "none"
+            return MissingKey(f"expected the key {key!r}, found {shown or 'none'}")
+        except IndexError:
+            return MissingIndex(f"expected an item {key!r}, found {len(value)} items")
+        except Exception:
+            return TypeMismatch(f"expected something with an item {key!r}, got {_brief(value)}")
+    return error
+
+
+class AllOf(Block):
+    """The same input to every part; the result is a tuple.
+
+    >>> AllOf(Scalar(), Length()).set_input_type(PyObjectType()).subblocks
+    (<wb.Scalar>, <wb.Length>)
+    """
+
+    def __init__(self, *blocks: Any, name: str | None = None) -> None:
+        super().__init__(blocks, name=name)
+
+    def _update(self) -> None:
+        parts = self.subblocks
+        if not parts:
+            set_type(self, "output", VoidType())
+            return
+        takers = [part for part in parts if not isinstance(part.input_type, VoidType)]
+        for one in (self, *takers):
+            if one.input_type is not None and (one is not self or not isinstance(one.input_type, VoidType)):
+                for other in (self, *takers):
+                    set_type(other, "input", one.input_type)
+        if not takers:
+            if self.input_type is None:
+                set_type(self, "input", VoidType())
+        outputs = [part.output_type for part in parts]
+        if None not in outputs:
+            set_type(self, "output", TupleType(*outputs))
+
+    def _emit(self, e: Emitter, x: Value) -> Writing:
+        if not self.subblocks:
+            return None
+        if self._known("input") and len(self.subblocks) > 1:
+            x = e.settled(x, self._known("input"))
+        found = []
+        for part in self.subblocks:
+            found.append((yield part, None if isinstance(part._known("input"), VoidType) else x))
+        return merged(e, tuple(found), self._known("output"))
+
+
+class OneOf(Block):
+    """One of several cases, chosen by a key: a Python function of the input, or a block that gives a Python object.
+
+    Cases are a dict, a list of (key, block) pairs, or a tuple or list of blocks for the keys 0, 1, ... and -1 for the last.
+    The case runs on the input, or on what `pre_block` makes of it.
+
+    >>> block = OneOf(lambda x: x > 0, (Scalar(), Scalar() >> Function(torch.neg)))
+    >>> block.eval_one(3), block.eval_one(-3)
+    (tensor(-3.), tensor(-3.))
+    """
+
+    def __init__(self, key_fn: Any, case_blocks: Any, pre_block: Any = None, *, name: str | None = None) -> None:
+        if not isinstance(case_blocks, dict | list | tuple):
+            raise TypeMismatch(f"OneOf: case_blocks: expected a dict, a list of pairs or a tuple of blocks, got {case_blocks!r}")
+        pairs = named_blocks(case_blocks)
+        if not pairs:
+            raise ValueError("OneOf: expected at least one case")
+        if not isinstance(key_fn, Block):
+            check_callable("OneOf", "key_fn", key_fn)
+        super().__init__([block for _, block in pairs], name=name)
+        self._count = len(pairs)
+        self._numbers = {key: place for place, (key, _) in enumerate(pairs)}
+        self._keys = [key for key, _ in pairs]
+        if self._keys == list(range(self._count)) and not isinstance(case_blocks, dict):
+            self._numbers[-1] = self._count - 1
+        self._key_fn = None if isinstance(key_fn, Block) else key_fn
+        self._has_pre = pre_block is not None
+        for further in (key_fn if isinstance(key_fn, Block) else None, pre_block):
+            if further is not None:
+                self._adopt(further)
+
+    @property
+    def _key_block(self) -> Block | None:
+        return None if self._key_fn is not None else self.subblocks[self._count]
+
+    @property
+    def _pre(self) -> Block | None:
+        return self.subblocks[-1] if self._has_pre else None
+
+    def _update(self) -> None:
+        cases, key, pre = self.subblocks[: self._count], self._key_block, self._pre
+        if key is None:
+            set_type(self, "input", PyObjectType())
+        else:
+            set_type(key, "output", PyObjectType())
+        takers = [part for part in (self, key, pre) if part is not None]
+        self._equal(takers, "input")
+        case_inputs = [case for case in cases if not isinstance(case.input_type, VoidType)]
+        if pre is None:
+            self._equal([self, *case_inputs], "input")
+        else:
+            known = next((part._types[side] for part, side in [(pre, "output"), *((c, "input") for c in case_inputs)] if part._types[side]), None)
+            if known is not None:
+                set_type(pre, "output", known)
+                for case in case_inputs:
+                    set_type(case, "input", known)
+        self._equal([self, *cases], "output")
+
+    def _equal(self, blocks: list[Block], side: str) -> None:
+        known = next((block._types[side] for block in blocks if block._types[side] is not None), None)
+        if known is not None:
+            for block in blocks:
+                set_type(block, side, known)
+
+    def _emit(self, e: Emitter, x: Value) -> Writing:
+        key, pre, type = self._key_block, self._pre, self._known("output")
+        if key is not None or pre is not None or self._count > 1:
+            x = e.settled(x, self._known("input"))
+        found = e.let(f"{e.object(self._key_fn)}({x})") if key is None else (yield key, x)
+        if e.traced:
+            e.line(f"AT({found})")
+        chosen = e.let(f"{e.object(self._numbers)}[{found}]")
+        if pre is not None:
+            x = e.settled((yield pre, x), pre._known("output"))
+        out = e.variables(type)
+        yield from self._choose(e, chosen, 0, self._count, x, out)
+        return out
+
+    def _choose(self, e: Emitter, chosen: Name, first: int, end: int, x: Value, out: Value) -> Writing:
+        """Halves the cases until one is left."""
+        if end - first == 1:
+            case = self.subblocks[first]
+            e.line("pass")
+            y = yield case, None if isinstance(case._known("input"), VoidType) else x
+            e.assign(out, y, self._known("output"))
+            return None
+        middle = (first + end) // 2
+        with e.under(f"if {chosen} < {middle}:"):
+            yield from self._choose(e, chosen, first, middle, x, out)
+        with e.under("else:"):
+            yield from self._choose(e, chosen, middle, end, x, out)
+        return None
+
+    def _explain_key(self, key: Any) -> Exception | None:
+        try:
+            self._numbers[key]
+        except (KeyError, TypeError):
+            return MissingKey(f"expected a key of a case ({', '.join(map(repr, self._keys[:8]))}), got {_brief(key)}")
+        return None
+
+    def _labels(self) -> Iterator[tuple[str, Block]]:
+        names = [*map(str, self._keys), *(["key_fn"] if self._key_fn is None else []), *(["pre_block"] if self._has_pre else [])]
+        yield from zip(names, self.subblocks, strict=True)

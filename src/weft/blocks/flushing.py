@@ -1,0 +1,200 @@
+"""Code whose path depends on values: run what is recorded so far, look, go on.
+
+All examples are recorded together; each stops where it must know a value. When every example is finished or waits, everything that
+was recorded runs as one batch, and those that wait go on. What an earlier batch computed and a later one needs is fed to it, with its
+gradient.
+
+    example 0   record ── wait ────────── record ── wait ── ...
+    example 1   record ───── wait ─────── record ─ end
+                               └ one batch ┘          └ one batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.blocks.block import Block
+from weft.blocks.building import Builder, Waiting
+from weft.blocks.code import Code, leaves_of, surroundings
+from weft.blocks.diagnose import explained
+from weft.blocks.evaluate import noted
+from weft.blocks.kinds import Kind
+from weft.blocks.results import Results, empty_rows
+from weft.blocks.types import TensorType
+from weft.graph.program import Ints
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, table
+from weft.run.calls import Group, run_calls
+from weft.run.options import Options
+
+LOW = (1 << OUTPUT_BITS) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """What one batch computed: every output of its calls, and where it is."""
+
+    first: int
+    calls: int
+    start: References
+    """Number of the first output of each call."""
+    groups: list[Group]
+    group: Ints
+    row: Ints
+
+
+class History:
+    """Runs what a builder has recorded, bit by bit, and remembers all values."""
+
+    def __init__(self, root: Block, code: Code, builder: Builder, options: Options) -> None:
+        self.root, self.code, self.builder, self.options = root, code, builder, options
+        self.device, self.further = surroundings(code)
+        self.batches: list[_Batch] = []
+        self.done = {"calls": 0, "arguments": 0, "further": 0}
+        self.rows_done: dict[tuple[int, int], int] = {}
+        self.kinds: list[int] = []
+
+    def flush(self) -> None:
+        """Compute the calls recorded since the last time."""
+        builder, done = self.builder, self.done
+        first = done["calls"]
+        numbers = [
+            *range(self.code.static),
+            *(self.code.length_kind(name, lengths) for name, lengths in builder.extra),
+        ]
+        new = np.array(numbers, np.int32)[np.array(builder.type[first:], np.int64)]
+        if not len(new):
+            return
+        self.kinds += new.tolist()
+        arguments = np.array(builder.arguments[done["arguments"] :], np.int64)
+        further = np.array(builder.further[done["further"] :], np.int32)
+        data = self._new_data()
+        done.update(calls=len(builder.type), arguments=len(builder.arguments), further=len(builder.further))
+        before = np.unique(arguments[arguments >> OUTPUT_BITS < first])
+        known, brought = self._bring(before, data)
+        shift = len(brought) - first << OUTPUT_BITS
+        new_arguments = arguments + shift
+        old = arguments >> OUTPUT_BITS < first
+        new_arguments[old] = known[np.searchsorted(before, arguments[old])]
+        program = CallProgram(np.concatenate([brought, new]).astype(np.int32), new_arguments, further, data)
+        counts = np.array([len(self._kind(number).outputs) for number in new.tolist()], np.int64)
+        start = np.concatenate([[0], np.cumsum(counts)])
+        calls = np.repeat(np.arange(len(new)) + len(brought), counts)
+        outputs = np.arange(start[-1]) - np.repeat(start[:-1], counts)
+        library = self.code.library(self.device, self.further)
+        groups = run_calls(library, [program], calls << OUTPUT_BITS | outputs, self.options)
+        group, row = np.empty(start[-1], np.int32), np.empty(start[-1], np.int32)
+        for number, each in enumerate(groups):
+            group[each.at], row[each.at] = number, np.arange(len(each.at))
+        self.batches.append(_Batch(first, len(new), start, groups, group, row))
+
+    def _kind(self, number: int) -> Kind:
+        return self.code.kinds.known[number]
+
+    def _new_data(self) -> dict[tuple[int, int], Any]:
+        found = {}
+        for (kind, place), rows in self.builder.data.items():
+            seen = self.rows_done.get((kind, place), 0)
+            if len(rows) > seen:
+                found[kind, place] = table(rows[seen:], self._kind(kind).feeds[place].dtype)
+                self.rows_done[kind, place] = len(rows)
+        return found
+
+    def _bring(self, before: References, data: dict[tuple[int, int], Any]) -> tuple[References, Ints]:
+        """Calls that bring in values of earlier batches: their references, and their kinds."""
+        kinds: dict[int, list[int]] = {}
+        for at, ref in enumerate(before.tolist()):
+            spec = self._kind(self.kinds[ref >> OUTPUT_BITS]).outputs[ref & LOW]
+            kinds.setdefault(self.code.value_kind(TensorType(spec.shape, spec.dtype)), []).append(at)
+        known = np.empty(len(before), np.int64)
+        brought: list[int] = []
+        for kind, places in kinds.items():
+            known[places] = np.arange(len(brought), len(brought) + len(places)) << OUTPUT_BITS
+            brought += [kind] * len(places)
+            data[kind, 0] = self.rows(before[places])
+        return known, np.array(brought, np.int32)
+
+    def rows(self, refs: References) -> Tensor:
+        """The values of references that have one shape and dtype, as rows of one tensor."""
+        pieces: list[Tensor] = []
+        places: list[Any] = []
+        numbers, outputs = refs >> OUTPUT_BITS, refs & LOW
+        for batch in self.batches:
+            here = np.flatnonzero((numbers >= batch.first) & (numbers < batch.first + batch.calls))
+            wanted = batch.start[numbers[here] - batch.first] + outputs[here]
+            for group in np.unique(batch.group[wanted]).tolist():
+                mine = batch.group[wanted] == group
+                rows = batch.groups[group].rows
+                chosen = torch.from_numpy(batch.row[wanted[mine]].astype(np.int64)).to(rows.device)
+                pieces.append(rows.index_select(0, chosen))
+                places.append(here[mine])
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return whole if (order == np.arange(len(order))).all() else whole[torch.from_numpy(order).to(whole.device)]
+
+    def truths(self, refs: list[int]) -> list[bool]:
+        """Whether values are other than zero."""
+        return (self.rows(np.array(refs, np.int64)).detach().flatten(1) != 0).any(1).tolist() if refs else []  # type: ignore[no-any-return]
+
+    def value(self, ref: int) -> Tensor:
+        return self.rows(np.array([ref], np.int64))[0]
+
+
+@dataclass
+class Fiber:
+    number: int
+    example: Any
+    going: Waiting
+    waits_for: list[int] | None = None
+    notes: dict[str, list[Any]] | None = None
+
+
+def run_in_flushes(root: Block, code: Code, examples: Sequence[Any], options: Options) -> Results:
+    """Evaluate examples whose path depends on values."""
+    builder = Builder(code)
+    history = History(root, code, builder, options)
+    fibers = [Fiber(n, x, builder.record(x), [], {name: [] for name in builder.notes}) for n, x in enumerate(examples)]
+    advance(root, builder, history, fibers)
+    for fiber in fibers:
+        assert fiber.notes is not None
+        for name, rows in fiber.notes.items():
+            builder.notes[name] += rows
+    program = builder.finish(len(examples))
+    types = [*leaves_of(code.type)[0], *code.metrics.values()]
+    rows: list[Any] = []
+    for refs, type in zip([*program.outputs, *program.metrics], types, strict=True):
+        if type.ragged:
+            rows.append([history.value(ref) for ref in refs.tolist()])
+        else:
+            rows.append(history.rows(refs) if len(refs) else empty_rows(type, history.device))
+    return noted(root, code, program, rows)
+
+
+def advance(root: Block, builder: Builder, history: History, fibers: Sequence[Fiber]) -> None:
+    """Let all fibers go on until none is left, with one batch whenever all of them wait."""
+    going = list(fibers)
+    while going:
+        asked = [fiber.waits_for or [] for fiber in going]
+        answers = iter(history.truths([ref for refs in asked for ref in refs]))
+        for fiber, refs in zip(going, asked, strict=True):
+            _resume(root, builder, fiber, [next(answers) for _ in refs])
+        history.flush()
+        going = [fiber for fiber in going if fiber.waits_for is not None]
+
+
+def _resume(root: Block, builder: Builder, fiber: Fiber, answers: list[bool]) -> None:
+    try:
+        fiber.waits_for = fiber.going.send(answers if fiber.waits_for else None)  # type: ignore[arg-type]
+    except StopIteration:
+        fiber.waits_for = None
+    except Exception as error:
+        raise explained(root, fiber.example, fiber.number, error) from None
+    if fiber.notes is not None:
+        for name, rows in builder.notes.items():
+            fiber.notes[name] += rows
+            rows.clear()

@@ -1,0 +1,262 @@
+"""Tensor code as blocks."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from weft.blocks.block import Block, check_callable
+from weft.blocks.emit import Emitter, Value, nest_of, tensors_in
+from weft.blocks.inference import set_type
+from weft.blocks.kinds import Body, Constant, Kind, positional, spec_of, tensor_leaves
+from weft.blocks.types import ResultType, TensorType, TupleType, is_tensor_nest
+from weft.graph.calls import call_type
+from weft.graph.rows import TensorSpec
+
+TRIAL_LENGTHS = (3, 5, 7, 11, 13, 17, 19, 23)
+"""Lengths with which code is tried where a dimension is unknown; primes, so that a result tells which it came from."""
+
+
+class Function(Block):
+    """A function of one example's tensors, or a module: one unit of batching.
+
+    A tuple is handed over as positional arguments: `(a, (b, c))` calls `fn(a, (b, c))`. The result may be a tensor or nested
+    tuples of tensors. What it gives is found by running it once on fake tensors.
+
+    >>> (AllOf(Scalar(), Scalar()) >> Function(torch.add)).eval_one(2)
+    tensor(4.)
+    """
+
+    _input_classes = _output_classes = (TensorType, TupleType)
+
+    def __init__(self, fn: Callable[..., Any], infer_output_type: bool = True, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        check_callable(self.name, "fn", fn)
+        self._infer = infer_output_type
+        self.__dict__["fn"] = fn
+
+    def _parts(self) -> Mapping[str, nn.Module]:
+        fn = self.__dict__["fn"]
+        return {"fn": fn} if isinstance(fn, nn.Module) else {}
+
+    def _update(self) -> None:
+        given = self.input_type
+        if given is None:
+            return
+        leaves = given.terminal_types()
+        if not is_tensor_nest(given) or not leaves:
+            raise self._mismatch(f"input type: expected a tensor or a tuple of tensors, got {given!r}")
+        if self._infer:
+            set_type(self, "output", self._inferred(given))
+
+    def _inferred(self, given: ResultType) -> ResultType:
+        leaves = given.terminal_types()
+        ragged = sum(isinstance(leaf, TensorType) and leaf.ragged for leaf in leaves)
+        if not ragged:
+            return self._tried(given, ())
+        lengths = TRIAL_LENGTHS[:ragged]
+        first, second = (self._tried(given, tried) for tried in (lengths, tuple(n + 1000 for n in lengths)))
+        return _with_unknown(self, first, second, lengths)
+
+    def _tried(self, given: ResultType, lengths: tuple[int, ...]) -> ResultType:
+        """The output type, seen by running the code on fake tensors."""
+        fn, arrange = self.__dict__["fn"], positional(given)
+        specs = specs_of(given, lengths)
+        seen: list[Any] = []
+        _materialise(fn, lambda: fn(*arrange([torch.zeros(spec.shape, dtype=spec.dtype, device=_device(fn)) for spec in specs])))
+
+        def body(*tensors: Tensor) -> Sequence[Tensor]:
+            seen.append(fn(*arrange(tensors)))
+            return [leaf for leaf in tensor_leaves(seen[-1]) if isinstance(leaf, Tensor)]
+
+        try:
+            call_type(self.name, body, specs, owners=(fn,), device=_device(fn))
+        except Exception as error:
+            error.add_note(f"while finding out what {self._path()} gives for {given!r}")
+            raise
+        return self._type_of(seen[-1])
+
+    def _type_of(self, result: Any) -> ResultType:
+        if isinstance(result, tuple | list):
+            if not result:
+                raise self._mismatch("expected the function to return a tensor or a tuple of tensors, got an empty one")
+            return TupleType(*(self._type_of(part) for part in result))
+        if not isinstance(result, Tensor):
+            raise self._mismatch(f"expected the function to return a tensor or a tuple of tensors, got {type(result).__name__}")
+        return TensorType(tuple(result.shape), result.dtype)
+
+    def _emit(self, e: Emitter, x: Value) -> Value:
+        given, output = self._known("input"), self._known("output")
+        leaves = tensors_in(x, given)
+        count = len(output.terminal_types())
+        if any(type.ragged for _, type in leaves):
+            return self._emit_ragged(e, leaves, count)
+        key = ("function", function_key(self.__dict__["fn"]), given, output)
+        constants = [leaf for leaf, _ in leaves if isinstance(leaf, Constant)]
+        if len(constants) == len(leaves) and not e.traced:
+            kinds = tuple((constant.key, constant.feed) for constant in constants)
+            outs = e.call((*key, kinds), lambda: self._kind(constants), feeds=[constant.name for constant in constants])
+        else:
+            outs = e.call(key, self._kind, [leaf for leaf, _ in leaves])
+        return nest_of(iter(outs), output)
+
+    def _kind(self, constants: Sequence[Constant] = ()) -> Kind:
+        specs = tuple(specs_of(self._known("input"), ()))
+        feeds = tuple(constant.feed for constant in constants)
+        body = self._body([constant.decode for constant in constants])
+        outputs = tuple(map(spec_of, self._known("output").terminal_types()))
+        owners = (self.__dict__["fn"],)
+        return Kind(self._label(), body, () if feeds else specs, feeds, outputs, owners=owners, where=self._path())
+
+    def _label(self) -> str:
+        fn = self.__dict__["fn"]
+        return self._given_name or str(getattr(fn, "__name__", type(fn).__name__))
+
+    def _body(self, decodes: Sequence[Callable[[Tensor], Tensor] | None] = ()) -> Body:
+        fn, arrange = self.__dict__["fn"], positional(self._known("input"))
+        dtypes = [leaf.dtype for leaf in self._known("output").terminal_types() if isinstance(leaf, TensorType)]
+
+        def body(*tensors: Tensor) -> Sequence[Tensor]:
+            if decodes:
+                tensors = tuple(row if decode is None else decode(row) for row, decode in zip(tensors, decodes, strict=True))
+            results = tensor_leaves(fn(*arrange(tensors)))
+            # Under autocast a result may come in another dtype than the one that readers were promised.
+            return [result if result.dtype == dtype else result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+
+        return body
+
+    def _emit_ragged(self, e: Emitter, leaves: list[tuple[Value, TensorType]], count: int) -> Value:
+        arguments = [e.let(f"{leaf}[0]") if type.ragged else leaf for leaf, type in leaves]
+        lengths = [f"{leaf}[1]" for leaf, type in leaves if type.ragged]
+        outs = e.ragged_call(self._ragged_kind, arguments, lengths, count)
+        output = self._known("output")
+        sources = self.__dict__.get("_sources", {})
+        named: list[Value] = []
+        for place, (out, type) in enumerate(zip(outs, output.terminal_types(), strict=True)):
+            ragged = isinstance(type, TensorType) and type.ragged
+            named.append(e.let(f"({out}, {lengths[sources[place]]})") if ragged else out)
+        return nest_of(iter(named), output)
+
+    def _ragged_kind(self, *lengths: int) -> tuple[Hashable, Callable[[], Kind]]:
+        """The kind of call for inputs of these lengths."""
+        given, output = self._known("input"), self._known("output")
+        sources = self.__dict__.get("_sources", {})
+        outputs = tuple(
+            TensorSpec((lengths[sources[place]], *leaf.shape[1:]), leaf.dtype) if leaf.ragged else spec_of(leaf)
+            for place, leaf in enumerate(output.terminal_types())
+            if isinstance(leaf, TensorType)
+        )
+        key = ("function", function_key(self.__dict__["fn"]), given, output, lengths)
+        args, owners = tuple(specs_of(given, lengths)), (self.__dict__["fn"],)
+        return key, lambda: Kind(self._label(), self._body(), args, (), outputs, owners=owners, where=self._path())
+
+
+def specs_of(type: ResultType, lengths: Sequence[int]) -> list[TensorSpec]:
+    """The leaves of a nest of tensors; unknown dimensions get these lengths, one after the other."""
+    rest = iter(lengths)
+    leaves = [leaf for leaf in type.terminal_types() if isinstance(leaf, TensorType)]
+    return [TensorSpec((next(rest), *leaf.shape[1:]), leaf.dtype) if leaf.ragged else spec_of(leaf) for leaf in leaves]
+
+
+def _with_unknown(block: Function, first: ResultType, second: ResultType, lengths: tuple[int, ...]) -> ResultType:
+    """Two trials with different lengths tell which dimensions are unknown, and whose length they are."""
+    sources = block.__dict__["_sources"] = {}
+    found: list[TensorType] = []
+    for place, (one, two) in enumerate(zip(first.terminal_types(), second.terminal_types(), strict=True)):
+        assert isinstance(one, TensorType) and isinstance(two, TensorType)
+        if one == two:
+            found.append(one)
+            continue
+        if one.shape[1:] != two.shape[1:] or one.shape[0] not in lengths or two.shape[0] != one.shape[0] + 1000:
+            raise block._mismatch(
+                f"only the first dimension may be of unknown length, and must be that of an input; got {list(one.shape)} "
+                f"for inputs of the lengths {list(lengths)}"
+            )
+        sources[place] = lengths.index(one.shape[0])
+        found.append(TensorType([None, *one.shape[1:]], one.dtype))
+    return nest_of(iter(found), first) if isinstance(first, TensorType) else TupleType(*nest_of(iter(found), first))
+
+
+def _materialise(fn: Any, run: Callable[[], Any]) -> None:
+    """Modules that find their sizes at the first call get one now."""
+    modules = fn.modules() if isinstance(fn, nn.Module) else ()
+    if any(isinstance(module, LazyModuleMixin) and module.has_uninitialized_params() for module in modules):
+        with torch.no_grad():
+            run()
+
+
+def _device(fn: Any) -> str:
+    if isinstance(fn, nn.Module):
+        for tensor in (*fn.parameters(), *fn.buffers()):
+            return str(tensor.device)
+    return "cpu"
+
+
+def function_key(fn: Any) -> Hashable:
+    """What a function computes: bound methods and partials by what they are made of, others by identity."""
+    if isinstance(fn, types.MethodType):
+        return ("method", id(fn.__self__), id(fn.__func__))
+    if isinstance(fn, functools.partial):
+        parts = (*fn.args, *(part for item in sorted(fn.keywords.items()) for part in item))
+        return ("partial", function_key(fn.func), tuple(_plain_key(part) for part in parts))
+    return id(fn)
+
+
+def _plain_key(value: Any) -> Hashable:
+    return (type(value), value) if isinstance(value, int | float | str | bool | None | torch.dtype) else id(value)
+
+
+class Concat(Block):
+    """Concatenate a tuple of tensors; scalars count as vectors of one. `flatten` allows nested tuples.
+
+    >>> (AllOf(Scalar(), Scalar()) >> Concat()).eval_one(2)
+    tensor([2., 2.])
+    """
+
+    _input_classes = (TupleType,)
+    _output_classes = (TensorType,)
+
+    def __init__(self, concat_dim: int = 0, flatten: bool = False, *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._dim, self._flatten = concat_dim, flatten
+
+    def _update(self) -> None:
+        if self.input_type is not None:
+            set_type(self, "output", self._joined(self.input_type))
+
+    def _joined(self, given: ResultType) -> TensorType:
+        leaves = given.terminal_types()
+        if not leaves or not is_tensor_nest(given):
+            raise self._mismatch(f"input type: expected a tuple of tensors, got {given!r}")
+        if not self._flatten and any(isinstance(item, TupleType) for item in given):  # type: ignore[attr-defined]
+            raise self._mismatch(f"input type: expected no nested tuples (or flatten=True), got {given!r}")
+        shapes = [tuple(leaf.shape) or (1,) for leaf in leaves if isinstance(leaf, TensorType)]
+        dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, TensorType)}
+        dim = self._dim
+        if any(None in shape for shape in shapes):
+            raise self._mismatch(f"input type: expected known dimensions, got {given!r}")
+        if len(dtypes) > 1:
+            raise self._mismatch(f"input type: expected one dtype, got {given!r}")
+        if any(not 0 <= dim < len(shape) for shape in shapes):
+            raise self._mismatch(f"concat_dim {dim} is not a dimension of all of {given!r}")
+        if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
+            raise self._mismatch(f"shapes must agree except in dimension {dim}, got {given!r}")
+        total = sum(shape[dim] for shape in shapes)
+        return TensorType([*shapes[0][:dim], total, *shapes[0][dim + 1 :]], dtypes.pop())
+
+    def _emit(self, e: Emitter, x: Value) -> Value:
+        given, output, dim = self._known("input"), self._known("output"), self._dim
+        leaves = [leaf for leaf, _ in tensors_in(x, given)]
+        specs = tuple(specs_of(given, ()))
+
+        def body(*tensors: Tensor) -> Sequence[Tensor]:
+            return [torch.cat([tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors], dim)]
+
+        kind = Kind("Concat", body, specs, outputs=(spec_of(output),), where=self._path())
+        return e.call(("concat", dim, specs), lambda: kind, leaves)[0]

@@ -1,0 +1,99 @@
+"""Kinds of calls that blocks make, numbered by what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.blocks.types import ResultType, TensorType, TupleType
+from weft.graph.calls import CallType
+from weft.graph.rows import TensorSpec
+
+Body = Callable[..., Sequence[Tensor]]
+
+
+def spec_of(type: ResultType) -> TensorSpec:
+    assert isinstance(type, TensorType)
+    return TensorSpec(type.shape, type.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A call type before it is known on which device it will run. `weight` is what it adds to the depth."""
+
+    name: str
+    body: Body
+    args: tuple[TensorSpec, ...] = ()
+    feeds: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    many: TensorSpec | None = None
+    owners: tuple[object, ...] = ()
+    weight: int = 1
+    where: str = ""
+    """Path of the first block that makes such calls."""
+
+    def call_type(self, device: str, random: bool = False) -> CallType:
+        return CallType(self.name, self.body, self.args, self.feeds, self.outputs, self.many, self.owners, random, device)
+
+
+@dataclass(eq=False)
+class Kinds:
+    """Kinds by number, and by the key that says what they compute."""
+
+    known: list[Kind]
+    numbers: dict[Hashable, int]
+
+    def number(self, key: Hashable, make: Callable[[], Kind]) -> int:
+        found = self.numbers.get(key)
+        if found is None:
+            found = self.numbers[key] = len(self.known)
+            self.known.append(make())
+        return found
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant that waits for its reader: the name of the variable that holds it, and how a fed row becomes the tensor."""
+
+    name: str
+    type: TensorType
+    feed: TensorSpec
+    decode: Callable[[Tensor], Tensor] | None = None
+    key: Hashable = None
+    """Says what `decode` does."""
+
+
+def constant_kind(constant: Constant) -> Kind:
+    decode = constant.decode
+    body: Body = (lambda row: [row.clone()]) if decode is None else (lambda row: [decode(row)])
+    return Kind("constant", body, feeds=(constant.feed,), outputs=(spec_of(constant.type),), weight=0)
+
+
+def one_hot(size: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """From a position to a unit vector; -1 gives zeros."""
+    return lambda position: (torch.arange(size, device=position.device) == position).to(dtype)
+
+
+def positional(type: ResultType) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
+    """From the leaves of an input to the positional arguments of a function of that input."""
+    if isinstance(type, TensorType):
+        return lambda leaves: (leaves[0],)
+    assert isinstance(type, TupleType)
+    if all(isinstance(item, TensorType) for item in type):
+        return tuple
+    return lambda leaves: type.unflatten(iter(leaves), _shape(type))  # type: ignore[return-value]
+
+
+def _shape(type: ResultType) -> Any:
+    return tuple(_shape(item) for item in type) if isinstance(type, TupleType) else None
+
+
+def tensor_leaves(nest: Any) -> list[Any]:
+    """The leaves of tuples and lists, from left to right."""
+    if isinstance(nest, tuple | list):
+        return [leaf for part in nest for leaf in tensor_leaves(part)]
+    return [nest]
