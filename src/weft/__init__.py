@@ -17,7 +17,7 @@ from weft.tools.planned import plan as plan
 
 
 def __getattr__(name: str) -> Any:
-    """`weft.nn`, `weft.data` and `weft.testing` are there without an import of their own, and cost nothing until used."""
-    if name in ("data", "nn", "testing"):
+    """`weft.blocks` and other parts are there without an import of their own, and cost nothing until used."""
+    if name in ("blocks", "data", "nn", "testing"):
         return import_module(f"weft.{name}")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -188,8 +188,7 @@ class Block(SharedModule, metaclass=_Construction):
 
     def _labels(self) -> Iterator[tuple[str, Block]]:
         """How error messages call the parts."""
-        for name, part in self._named():
-            yield name, part
+        yield from self._named()
 
     def _named(self) -> list[tuple[str, Block]]:
         taken: set[str] = set()
@@ -223,7 +222,7 @@ class Block(SharedModule, metaclass=_Construction):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         parents, watchers = self.__dict__.get("_parents", []), self.__dict__.get("_watchers", [])
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._parents, self._watchers = parents, watchers
         for part in self._subblocks:
             part.__dict__.setdefault("_parents", []).append(weakref.ref(self))
@@ -255,7 +254,7 @@ class Block(SharedModule, metaclass=_Construction):
         from weft.blocks.wiring import Item, current
 
         if isinstance(key, slice):
-            from weft.blocks.sequences import GetItem
+            from weft.blocks.indexing import GetItem
 
             current(f"{self._path()}: [...]")
             return GetItem(key).reads(self)
@@ -316,7 +315,8 @@ def can_become_block(x: Any) -> bool:
 def convert_to_block(x: Any) -> Block:
     """A block from a block, a module (`Function`), a tensor or array (`FromTensor`), or a dict, list or tuple (`Record`).
 
-    >>> convert_to_block({"a": torch.nn.Linear(2, 3)})
+    >>> import torch, weft.blocks as wb
+    >>> wb.convert_to_block({"a": wb.Scalar() >> torch.nn.Tanh()})
     <wb.Record a>
     """
     from weft.blocks.compose import Record

@@ -1,20 +1,22 @@
 """Recording examples: the loop that runs a root block's code, and the programs that come out.
 
-The code is generators that call each other by handing over (function, argument); here they are stacked, so nesting in the data is
-limited by memory alone. Code that needs the value of a tensor hands over (None, references) and waits.
+The code is generators that call each other by handing over (function, argument); here they are stacked, so nesting in the data
+is limited by memory alone. Code that needs the value of a tensor hands over (None, references) and waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from weft.blocks.code import Code, leaves_of
-from weft.graph.recording import OUTPUT_BITS, CallProgram, References, table
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, merge_calls, table
 
 Counts = npt.NDArray[np.int64]
 Waiting = Generator[list[int], list[bool], None]
@@ -37,6 +39,11 @@ class BlockProgram:
 
     def __len__(self) -> int:
         return self.count
+
+    def to(self, device: torch.device | str) -> BlockProgram:
+        """The program with its data on a device."""
+        data: dict[tuple[int, int], Table] = {key: torch.as_tensor(rows).to(device) for key, rows in self.calls.data.items()}
+        return replace(self, calls=replace(self.calls, data=data))
 
 
 @dataclass(eq=False)
@@ -125,37 +132,40 @@ class Builder:
             rows.clear()
 
 
-def merge(code: Code, programs: Sequence[BlockProgram]) -> BlockProgram:
-    """Programs side by side, as one. Kinds that depend on lengths get the numbers they have here."""
-    programs = [_renumbered(code, program) for program in programs]
-    if len(programs) == 1:
-        return programs[0]
-    first = np.cumsum([0, *(len(program.calls.type) for program in programs)]) << OUTPUT_BITS
-    from weft.graph.recording import merge_calls
-
-    def joined(parts: Sequence[References]) -> References:
-        if not parts:
-            return np.zeros(0, np.int64)
-        return np.concatenate(parts) + np.repeat(first[:-1], [len(part) for part in parts])
-
-    def side_by_side(name: str) -> list[tuple[Any, ...]]:
-        return list(zip(*(getattr(program, name) for program in programs), strict=True))
-
-    return BlockProgram(
-        sum(program.count for program in programs),
-        merge_calls([program.calls for program in programs]),
-        (),
-        tuple(joined(parts) for parts in side_by_side("outputs")),
-        tuple(np.concatenate(parts) for parts in side_by_side("lengths")),
-        tuple([item for part in parts for item in part] for parts in side_by_side("objects")),
-        tuple(joined(parts) for parts in side_by_side("metrics")),
-        tuple([item for part in parts for item in part] for parts in side_by_side("labels")),
-    )
-
-
-def _renumbered(code: Code, program: BlockProgram) -> BlockProgram:
+def numbered(code: Code, program: BlockProgram) -> BlockProgram:
+    """The program with the numbers that kinds which depend on lengths have in this process."""
     if not program.extra:
         return program
     numbers = [*range(code.static), *(code.length_kind(name, lengths) for name, lengths in program.extra)]
     types = np.array(numbers, np.int32)[program.calls.type]
-    return replace(program, calls=replace(program.calls, type=types), extra=())
+    return replace(program, calls=replace(program.calls, type=types, _cache={}), extra=())
+
+
+def side_by_side(programs: Sequence[BlockProgram], calls: CallProgram) -> BlockProgram:
+    """Programs as one, whose calls are `calls`: those of all programs, one after the other."""
+    if len(programs) == 1:
+        return programs[0]
+    first = np.cumsum([0, *(len(program.calls.type) for program in programs)])[:-1] << OUTPUT_BITS
+
+    def shifted(parts: Sequence[References]) -> References:
+        return np.concatenate(parts) + np.repeat(first, [len(part) for part in parts])
+
+    def columns(name: str) -> list[tuple[Any, ...]]:
+        return list(zip(*(getattr(program, name) for program in programs), strict=True))
+
+    return BlockProgram(
+        sum(program.count for program in programs),
+        calls,
+        (),
+        tuple(shifted(parts) for parts in columns("outputs")),
+        tuple(np.concatenate(parts) for parts in columns("lengths")),
+        tuple(list(chain.from_iterable(parts)) for parts in columns("objects")),
+        tuple(shifted(parts) for parts in columns("metrics")),
+        tuple(list(chain.from_iterable(parts)) for parts in columns("labels")),
+    )
+
+
+def merge(code: Code, programs: Sequence[BlockProgram]) -> BlockProgram:
+    """Programs side by side, as one."""
+    programs = [numbered(code, program) for program in programs]
+    return side_by_side(programs, merge_calls([program.calls for program in programs]))

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from weft.blocks.block import Block
+from weft.blocks.constants import ToArray
 from weft.blocks.emit import Emitter, Value
 from weft.blocks.inference import inferring, set_type
 from weft.blocks.kinds import Constant, Kind, Kinds, spec_of
-from weft.blocks.leaves import _Array
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -87,6 +87,9 @@ def _write(root: Block, traced: bool) -> Code:
         with inferring():
             set_type(root, "input", PyObjectType())
     reached = [module for _, module in root._reach() if isinstance(module, Block)]
+    for block in sorted(reached, key=lambda block: type(block).__name__ == "_Pipe"):
+        for side in ("input", "output"):
+            block._known(side)
     e = Emitter(_shared(reached), traced)
     with e.under("def MAIN(x):"):
         e.line("if 0: yield")
@@ -127,7 +130,7 @@ def given(e: Emitter, name: str, type: ResultType) -> Value:
     if isinstance(type, PyObjectType):
         return e.placed(name, "''")
     if isinstance(type, TensorType) and not type.ragged:
-        return Constant(e.let(f"{e.object(_Array(type))}({name})"), type, spec_of(type))
+        return Constant(e.let(f"{e.object(ToArray(type))}({name})"), type, spec_of(type))
     if isinstance(type, TupleType):
         return tuple(given(e, e.let(f"{name}[{place}]"), item) for place, item in enumerate(type))
     if isinstance(type, SequenceType) and not isinstance(type, BroadcastSequenceType):
@@ -196,9 +199,9 @@ def surroundings(code: Code) -> tuple[str, Hashable]:
                 modes += [part.training for part in module.modules()]
                 for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                     devices.setdefault(str(tensor.device), f"{block._path()}: {name}")
-        for name, tensor in (*block._parameters.items(), *block._buffers.items()):
-            if tensor is not None:
-                devices.setdefault(str(tensor.device), f"{block._path()}: {name}")
+        for name, own in (*block._parameters.items(), *block._buffers.items()):
+            if own is not None:
+                devices.setdefault(str(own.device), f"{block._path()}: {name}")
     if len(devices) > 1:
         (one, first), (two, second) = list(devices.items())[:2]
         raise TypeMismatch(f"all parameters must be on one device: {first} is on {one}, {second} is on {two}")

@@ -13,6 +13,7 @@ from weft.blocks.code import code_of
 from weft.blocks.evaluate import evaluate, record, run
 from weft.blocks.modules import SharedModule
 from weft.blocks.results import check_ragged
+from weft.data.batch import Batch
 from weft.errors import TypeMismatch
 from weft.run.options import Options
 
@@ -21,7 +22,12 @@ class CompiledBlock(SharedModule):
     """A block over many examples at once, with the block's own parameters and `state_dict` keys. Made by `compile`."""
 
     def __init__(
-        self, block: Block, ragged: str, options: Options, stack: bool = True, cache: Callable[[Any], Hashable] | bool | None = None
+        self,
+        block: Block,
+        ragged: str,
+        options: Options,
+        stack: bool = True,
+        cache: Callable[[Any], Hashable] | bool | None = None,
     ) -> None:
         super().__init__()
         self.__dict__["block"] = block
@@ -64,6 +70,8 @@ class CompiledBlock(SharedModule):
 
     def forward(self, examples: Any) -> Any:
         block = self.__dict__["block"]
+        if isinstance(examples, Batch):
+            examples = examples.content
         if isinstance(examples, BlockProgram):
             return self.run([examples])
         if isinstance(examples, Tensor):
@@ -83,6 +91,10 @@ class CompiledBlock(SharedModule):
         if found is None:
             found = self._programs[key] = record(self.__dict__["block"], [example], number)
         return found
+
+    def collate_examples(self, examples: Sequence[Any]) -> BlockProgram:
+        """What a `weft.data.Batch` of these examples holds."""
+        return record(self.__dict__["block"], examples)
 
     def cache_clear(self) -> None:
         """Forget the programs that were kept."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from weft.blocks.block import Block, check_callable, convert_to_block
+from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Name, Value, Writing
 from weft.blocks.inference import set_type
-from weft.blocks.leaves import Identity, _brief
+from weft.blocks.leaves import Identity
 from weft.blocks.types import PyObjectType, TupleType, VoidType
 from weft.blocks.wiring import merged
 from weft.errors import MissingKey, TypeMismatch
@@ -29,7 +31,7 @@ class _Pipe(Block):
     def _update(self) -> None:
         parts = self.subblocks
         links = [(self, "input", parts[0], "input"), (parts[-1], "output", self, "output")]
-        links += [(one, "output", two, "input") for one, two in zip(parts, parts[1:], strict=False)]
+        links += [(one, "output", two, "input") for one, two in pairwise(parts)]
         for one, a, two, b in links:
             for left, side, right, its in ((one, a, two, b), (two, b, one, a)):
                 if left._types[side] is not None:
@@ -44,7 +46,8 @@ class _Pipe(Block):
 def Pipe(*blocks: Any, name: str | None = None) -> Block:
     """Blocks one after the other, as `a >> b >> c`. Identities are dropped; of one block it is that very block.
 
-    >>> Pipe(Scalar(), Function(torch.neg)).eval_one(1)
+    >>> import torch, weft.blocks as wb
+    >>> wb.Pipe(wb.Scalar(), wb.Function(torch.neg)).eval_one(1)
     tensor(-1.)
     """
     parts: list[Block] = []
@@ -76,7 +79,8 @@ class Record(Block):
     From a dict (sorted by key unless it is an OrderedDict), a list of (key, block) pairs, or a tuple of blocks for the items
     0, 1, ... A tuple as input is taken apart by position.
 
-    >>> Record({"b": Scalar(), "a": Scalar("int64")}).eval_one({"a": 1, "b": 2})
+    >>> import weft.blocks as wb
+    >>> wb.Record({"b": wb.Scalar(), "a": wb.Scalar("int64")}).eval_one({"a": 1, "b": 2})
     (tensor(1), tensor(2.))
     """
 
@@ -150,7 +154,10 @@ class Record(Block):
         yield from ((str(key), part) for key, part in zip(self._keys, self.subblocks, strict=True))
 
     def _named(self) -> list[tuple[str, Block]]:
-        given = [(part._given_name or _identifier(key, place), part) for place, (key, part) in enumerate(zip(self._keys, self.subblocks, strict=True))]
+        given = [
+            (part._given_name or _identifier(key, place), part)
+            for place, (key, part) in enumerate(zip(self._keys, self.subblocks, strict=True))
+        ]
         names = [name for name, _ in given]
         return [(name if names.count(name) == 1 else f"{name}_{place}", part) for place, (name, part) in enumerate(given)]
 
@@ -187,14 +194,15 @@ def missing(error: Exception, value: Any, keys: list[Any]) -> Exception:
         except IndexError:
             return MissingIndex(f"expected an item {key!r}, found {len(value)} items")
         except Exception:
-            return TypeMismatch(f"expected something with an item {key!r}, got {_brief(value)}")
+            return TypeMismatch(f"expected something with an item {key!r}, got {brief(value)}")
     return error
 
 
 class AllOf(Block):
     """The same input to every part; the result is a tuple.
 
-    >>> AllOf(Scalar(), Length()).set_input_type(PyObjectType()).subblocks
+    >>> import weft.blocks as wb
+    >>> wb.AllOf(wb.Scalar(), wb.Length()).set_input_type(wb.PyObjectType()).subblocks
     (<wb.Scalar>, <wb.Length>)
     """
 
@@ -235,14 +243,17 @@ class OneOf(Block):
     Cases are a dict, a list of (key, block) pairs, or a tuple or list of blocks for the keys 0, 1, ... and -1 for the last.
     The case runs on the input, or on what `pre_block` makes of it.
 
-    >>> block = OneOf(lambda x: x > 0, (Scalar(), Scalar() >> Function(torch.neg)))
+    >>> import torch, weft.blocks as wb
+    >>> block = wb.OneOf(lambda x: x > 0, (wb.Scalar(), wb.Scalar() >> wb.Function(torch.neg)))
     >>> block.eval_one(3), block.eval_one(-3)
     (tensor(-3.), tensor(-3.))
     """
 
     def __init__(self, key_fn: Any, case_blocks: Any, pre_block: Any = None, *, name: str | None = None) -> None:
         if not isinstance(case_blocks, dict | list | tuple):
-            raise TypeMismatch(f"OneOf: case_blocks: expected a dict, a list of pairs or a tuple of blocks, got {case_blocks!r}")
+            raise TypeMismatch(
+                f"OneOf: case_blocks: expected a dict, a list of pairs or a tuple of blocks, got {case_blocks!r}"
+            )
         pairs = named_blocks(case_blocks)
         if not pairs:
             raise ValueError("OneOf: expected at least one case")
@@ -280,7 +291,14 @@ class OneOf(Block):
         if pre is None:
             self._equal([self, *case_inputs], "input")
         else:
-            known = next((part._types[side] for part, side in [(pre, "output"), *((c, "input") for c in case_inputs)] if part._types[side]), None)
+            known = next(
+                (
+                    part._types[side]
+                    for part, side in [(pre, "output"), *((c, "input") for c in case_inputs)]
+                    if part._types[side]
+                ),
+                None,
+            )
             if known is not None:
                 set_type(pre, "output", known)
                 for case in case_inputs:
@@ -326,9 +344,13 @@ class OneOf(Block):
         try:
             self._numbers[key]
         except (KeyError, TypeError):
-            return MissingKey(f"expected a key of a case ({', '.join(map(repr, self._keys[:8]))}), got {_brief(key)}")
+            return MissingKey(f"expected a key of a case ({', '.join(map(repr, self._keys[:8]))}), got {brief(key)}")
         return None
 
     def _labels(self) -> Iterator[tuple[str, Block]]:
-        names = [*map(str, self._keys), *(["key_fn"] if self._key_fn is None else []), *(["pre_block"] if self._has_pre else [])]
+        names = [
+            *map(str, self._keys),
+            *(["key_fn"] if self._key_fn is None else []),
+            *(["pre_block"] if self._has_pre else []),
+        ]
         yield from zip(names, self.subblocks, strict=True)

@@ -72,8 +72,9 @@ class _Reference(Block):
 class ForwardDeclaration:
     """A block that will be made later, so that it can be used inside itself.
 
-    >>> deep = ForwardDeclaration(PyObjectType(), TensorType([]))
-    >>> deep.resolve_to(OneOf(lambda x: isinstance(x, list), (Scalar(), Map(deep()) >> Sum())))
+    >>> import weft.blocks as wb
+    >>> deep = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([]))
+    >>> deep.resolve_to(wb.OneOf(lambda x: isinstance(x, list), (wb.Scalar(), wb.Map(deep()) >> wb.Sum())))
     >>> deep().eval_one([1, [2, [3]]])
     tensor(6.)
     """

@@ -1,12 +1,13 @@
 """Where something went wrong, and what every step computed.
 
-The fast code keeps no account of where it is. When it fails, the example is recorded again by code that does, and the error is told
-in the user's words. The same code serves `block.trace`.
+The fast code keeps no account of where it is. When it fails, the example is recorded again by code that does, and the error is
+told in the user's words. The same code serves `block.trace`.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +83,10 @@ def paths(root: Block) -> dict[Block, str]:
         if block in found:
             continue
         found[block] = start + described(block)
-        pending += [(f"{start}{block.name}[{label}]/", part) for label, part in reversed(list(block._labels()))]
+        named = hasattr(block, "target")
+        pending += [
+            (start if named else f"{start}{block.name}[{label}]/", part) for label, part in reversed(list(block._labels()))
+        ]
     return found
 
 
@@ -132,10 +136,14 @@ def _worded(tracker: _Tracker, number: int, error: Exception) -> Exception:
     return made
 
 
-def blamed(root: Block, code: Code, program: BlockProgram, call: int, error: Exception) -> None:
+def blamed(code: Code, programs: Sequence[BlockProgram], call: int, error: Exception) -> None:
     """An error that came up while computing: say in which block."""
-    kind = code.kinds.known[int(program.calls.type[call])]
-    error.add_note(f"while computing {kind.where or kind.name}")
+    for program in programs:
+        if call < len(program.calls.type):
+            kind = code.kinds.known[int(program.calls.type[call])]
+            error.add_note(f"while computing {kind.where or kind.name}")
+            return
+        call -= len(program.calls.type)
 
 
 @dataclass

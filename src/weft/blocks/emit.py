@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weft.blocks.block import Block
 
 Value = Any
-"""While code is written: a `Name` for a tensor, sequence or Python object, a `Constant`, a tuple of values, or None for nothing.
+"""While code is written: a `Name` of a tensor, sequence or Python object, a `Constant`, a tuple of values, None for nothing.
 
 The value of an endless sequence is the value of its one item."""
 
@@ -304,7 +304,7 @@ def element_of(type: ResultType) -> ResultType:
     """The type of the items of a sequence, a tuple of equal items or a Python object."""
     if isinstance(type, SequenceType):
         return type.element_type
-    return type[0] if isinstance(type, TupleType) else type  # type: ignore[no-any-return]
+    return type[0] if isinstance(type, TupleType) else type
 
 
 def place_of(value: Value) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from weft.blocks.block import Block
-from weft.blocks.building import BlockProgram, Builder, merge
+from weft.blocks.building import BlockProgram, Builder, merge, numbered, side_by_side
 from weft.blocks.code import Code, code_of, leaves_of, surroundings
 from weft.blocks.diagnose import blamed, explained
 from weft.blocks.results import Results, empty_rows, wanted_of
@@ -27,7 +27,7 @@ def record(root: Block, examples: Sequence[Any], first: int = 0) -> BlockProgram
     code = code_of(root)
     if code.value_dependent is not None:
         raise StructureError(
-            f"{code.value_dependent._path()}: what is computed depends on the values of tensors, so it cannot be known before running"
+            f"{code.value_dependent._path()}: what is computed depends on the values of tensors; it is not known before running"
         )
     builder = code.spare.pop() if code.spare else Builder(code)
     for number, example in enumerate(examples):
@@ -44,26 +44,26 @@ def record(root: Block, examples: Sequence[Any], first: int = 0) -> BlockProgram
 def run(root: Block, programs: Sequence[BlockProgram], options: Options) -> Results:
     """Compute programs together."""
     code = code_of(root)
-    program = merge(code, programs)
-    return run_merged(root, code, program, options)
-
-
-def run_merged(root: Block, code: Code, program: BlockProgram, options: Options) -> Results:
+    root._kept.pop("metrics", None)
     device, further = surroundings(code)
+    programs = [numbered(code, program) for program in programs]
+    program = side_by_side(programs, programs[0].calls)
     library = code.library(device, further)
     types = [*leaves_of(code.type)[0], *code.metrics.values()]
-    wanted, ranges = wanted_of(program, types)
-    groups = run_calls(library, [program.calls], wanted, options, lambda call, error: blamed(root, code, program, call, error))
+    wanted, ranges = wanted_of(program)
+
+    def blame(call: int, error: Exception) -> None:
+        blamed(code, programs, call, error)
+
+    groups = run_calls(library, [each.calls for each in programs], wanted, options, blame)
     rows: list[Any] = []
-    single: list[Tensor] | None = None
     for (start, end), type in zip(ranges, types, strict=True):
         if type.ragged:
-            single = in_order(groups, len(wanted)) if single is None else single
-            rows.append(single[start:end])
+            rows.append(in_order(groups, len(wanted))[start:end])
         elif start == end:
             rows.append(empty_rows(type, device))
         else:
-            rows.append(stacked(groups, np.arange(start, end)))
+            rows.append(stacked(groups, np.arange(start, end, dtype=np.int32)))
     return noted(root, code, program, rows)
 
 

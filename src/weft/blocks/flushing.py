@@ -1,8 +1,8 @@
 """Code whose path depends on values: run what is recorded so far, look, go on.
 
-All examples are recorded together; each stops where it must know a value. When every example is finished or waits, everything that
-was recorded runs as one batch, and those that wait go on. What an earlier batch computed and a later one needs is fed to it, with its
-gradient.
+All examples are recorded together; each stops where it must know a value. When every example is finished or waits, everything
+that was recorded runs as one batch, and those that wait go on. What an earlier batch computed and a later one needs is fed to
+it, with its gradient.
 
     example 0   record ── wait ────────── record ── wait ── ...
     example 1   record ───── wait ─────── record ─ end
@@ -139,7 +139,10 @@ class History:
 
     def truths(self, refs: list[int]) -> list[bool]:
         """Whether values are other than zero."""
-        return (self.rows(np.array(refs, np.int64)).detach().flatten(1) != 0).any(1).tolist() if refs else []  # type: ignore[no-any-return]
+        if not refs:
+            return []
+        found: list[bool] = (self.rows(np.array(refs, np.int64)).detach().reshape(-1) != 0).tolist()
+        return found
 
     def value(self, ref: int) -> Tensor:
         return self.rows(np.array([ref], np.int64))[0]
@@ -162,8 +165,8 @@ def run_in_flushes(root: Block, code: Code, examples: Sequence[Any], options: Op
     advance(root, builder, history, fibers)
     for fiber in fibers:
         assert fiber.notes is not None
-        for name, rows in fiber.notes.items():
-            builder.notes[name] += rows
+        for name, seen in fiber.notes.items():
+            builder.notes[name] += seen
     program = builder.finish(len(examples))
     types = [*leaves_of(code.type)[0], *code.metrics.values()]
     rows: list[Any] = []

@@ -29,7 +29,8 @@ class Function(Block):
     A tuple is handed over as positional arguments: `(a, (b, c))` calls `fn(a, (b, c))`. The result may be a tensor or nested
     tuples of tensors. What it gives is found by running it once on fake tensors.
 
-    >>> (AllOf(Scalar(), Scalar()) >> Function(torch.add)).eval_one(2)
+    >>> import torch, weft.blocks as wb
+    >>> (wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.Function(torch.add)).eval_one(2)
     tensor(4.)
     """
 
@@ -69,7 +70,9 @@ class Function(Block):
         fn, arrange = self.__dict__["fn"], positional(given)
         specs = specs_of(given, lengths)
         seen: list[Any] = []
-        _materialise(fn, lambda: fn(*arrange([torch.zeros(spec.shape, dtype=spec.dtype, device=_device(fn)) for spec in specs])))
+        _materialise(
+            fn, lambda: fn(*arrange([torch.zeros(spec.shape, dtype=spec.dtype, device=_device(fn)) for spec in specs]))
+        )
 
         def body(*tensors: Tensor) -> Sequence[Tensor]:
             seen.append(fn(*arrange(tensors)))
@@ -127,7 +130,9 @@ class Function(Block):
                 tensors = tuple(row if decode is None else decode(row) for row, decode in zip(tensors, decodes, strict=True))
             results = tensor_leaves(fn(*arrange(tensors)))
             # Under autocast a result may come in another dtype than the one that readers were promised.
-            return [result if result.dtype == dtype else result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+            return [
+                result if result.dtype == dtype else result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)
+            ]
 
         return body
 
@@ -215,7 +220,8 @@ def _plain_key(value: Any) -> Hashable:
 class Concat(Block):
     """Concatenate a tuple of tensors; scalars count as vectors of one. `flatten` allows nested tuples.
 
-    >>> (AllOf(Scalar(), Scalar()) >> Concat()).eval_one(2)
+    >>> import weft.blocks as wb
+    >>> (wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.Concat()).eval_one(2)
     tensor([2., 2.])
     """
 

@@ -1,7 +1,8 @@
 """Two-way type inference. A type is set once; setting it again must agree.
 
 Every block knows the relations between its own types and those of its parts (`_update`). Setting a type wakes the block and
-those that hold it, until nothing changes. If a contradiction comes up, all types set since the outermost step began are taken back.
+those that hold it, until nothing changes. If a contradiction comes up, all types set since the outermost step began are taken
+back.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,16 +81,18 @@ def one_hot(size: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 def positional(type: ResultType) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
     """From the leaves of an input to the positional arguments of a function of that input."""
-    if isinstance(type, TensorType):
-        return lambda leaves: (leaves[0],)
-    assert isinstance(type, TupleType)
-    if all(isinstance(item, TensorType) for item in type):
+    if isinstance(type, TensorType) or all(isinstance(item, TensorType) for item in type):  # type: ignore[attr-defined]
         return tuple
-    return lambda leaves: type.unflatten(iter(leaves), _shape(type))  # type: ignore[return-value]
+    numbers = _numbered(type, itertools.count())
+    return lambda leaves: _picked(numbers, leaves)
 
 
-def _shape(type: ResultType) -> Any:
-    return tuple(_shape(item) for item in type) if isinstance(type, TupleType) else None
+def _numbered(type: ResultType, count: Iterator[int]) -> Any:
+    return tuple(_numbered(item, count) for item in type) if isinstance(type, TupleType) else next(count)
+
+
+def _picked(numbers: Any, leaves: Sequence[Tensor]) -> Any:
+    return tuple(_picked(part, leaves) for part in numbers) if isinstance(numbers, tuple) else leaves[numbers]
 
 
 def tensor_leaves(nest: Any) -> list[Any]:

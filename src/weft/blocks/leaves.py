@@ -1,19 +1,18 @@
-"""Blocks at the leaves: constants from Python objects, tensors, Python functions, nothing."""
+"""Blocks at the leaves: tensors of the model, Python functions, zeros, nothing; and one for what may be missing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor as TorchTensor
-from torch import nn
+from torch import Tensor, nn
 
 from weft.blocks.block import Block, check_callable
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.inference import set_type
-from weft.blocks.kinds import Constant, Kind, one_hot, spec_of
+from weft.blocks.kinds import Constant, Kind, spec_of
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -22,182 +21,10 @@ from weft.blocks.types import (
     TensorType,
     TupleType,
     VoidType,
-    as_dtype,
     convert_to_type,
 )
-from weft.errors import MissingKey, ShapeError, TypeMismatch, WeftError
+from weft.errors import TypeMismatch
 from weft.graph.rows import TensorSpec
-
-
-class _Leaf(Block):
-    """From a Python object to something of a known type."""
-
-    _input_classes = (PyObjectType,)
-
-    def _types_are(self, output: ResultType) -> None:
-        set_type(self, "input", PyObjectType())
-        set_type(self, "output", output)
-
-
-class Tensor(_Leaf):
-    """A Python object (numbers, nested lists, an array or tensor) as a tensor of this shape and dtype.
-
-    >>> Tensor([2]).eval_one([1, 2])
-    tensor([1., 2.])
-    """
-
-    _constructor = "Tensor"
-
-    def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype | str | None = None, *, name: str | None = None
-    ) -> None:
-        super().__init__(name=name)
-        type = TensorType(shape, dtype)
-        if type.ragged:
-            raise TypeMismatch(f"{self.name}: the shape of a constant must be known, got {list(type.shape)}")
-        self._types_are(type)
-
-    def _emit(self, e: Emitter, x: Value) -> Constant:
-        type = self._known("output")
-        assert isinstance(type, TensorType)
-        if type.shape:
-            made = e.let(f"{e.object(_Array(type))}({x})")
-        else:
-            kind = float if type.dtype.is_floating_point else bool if type.dtype == torch.bool else int
-            known = "float" if kind is float else "bool" if kind is bool else "int"
-            made = e.let(f"{x} if type({x}) is {known} else {e.object(_SCALARS.get(type.dtype, _Array(type)))}({x})")
-        return Constant(made, type, spec_of(type))
-
-    def _explain(self, error: Exception, value: Any) -> Exception | None:
-        if isinstance(error, WeftError):
-            return error
-        return TypeMismatch(f"expected something that converts to {self.output_type!r}, got {_brief(value)}")
-
-
-class _Array:
-    """Converts to an array of one shape; tensors are left as they are, for their gradient."""
-
-    def __init__(self, type: TensorType) -> None:
-        self.shape, self.dtype, self.text = type.shape, type.dtype, repr(type)
-        self.numpy = torch.zeros((), dtype=type.dtype).numpy().dtype if type.dtype != torch.bfloat16 else np.dtype("float32")
-
-    def __call__(self, x: Any) -> Any:
-        made = x if isinstance(x, TorchTensor) else np.asarray(x, self.numpy)
-        if tuple(made.shape) != self.shape:
-            raise ShapeError(f"expected {self.text}, got the shape {list(made.shape)}")
-        return made
-
-
-def _scalar(cast: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A number of one kind. Tensors are left as they are, for their gradient."""
-
-    def convert(x: Any) -> Any:
-        if isinstance(x, TorchTensor):
-            if x.dim():
-                raise ShapeError(f"expected a scalar, got the shape {list(x.shape)}")
-            return x
-        if isinstance(x, np.ndarray) and x.ndim:
-            raise ShapeError(f"expected a scalar, got the shape {list(x.shape)}")
-        return cast(x)
-
-    return convert
-
-
-_FLOAT, _INT, _BOOL = _scalar(float), _scalar(int), _scalar(bool)
-_SCALARS = {
-    torch.float16: _FLOAT,
-    torch.bfloat16: _FLOAT,
-    torch.float32: _FLOAT,
-    torch.float64: _FLOAT,
-    torch.int8: _INT,
-    torch.int16: _INT,
-    torch.int32: _INT,
-    torch.int64: _INT,
-    torch.uint8: _INT,
-    torch.bool: _BOOL,
-}
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-
-
-class Scalar(Tensor):
-    """A number as a tensor without dimensions; strings of digits convert too.
-
-    >>> Scalar("int64").eval_one("3")
-    tensor(3)
-    """
-
-    def __init__(self, dtype: torch.dtype | str | None = None, *, name: str | None = None) -> None:
-        super().__init__([], dtype, name=name)
-
-
-class Vector(Tensor):
-    """A list of `size` numbers as a tensor.
-
-    >>> Vector(3).eval_one([1, 2, 3])
-    tensor([1., 2., 3.])
-    """
-
-    def __init__(self, size: int, dtype: torch.dtype | str | None = None, *, name: str | None = None) -> None:
-        super().__init__([size], dtype, name=name)
-
-
-class OneHotFromList(_Leaf):
-    """A unit vector at the position of an element in a list; `strict=False` gives zeros for elements that are not in it.
-
-    >>> OneHotFromList(["a", "b"]).eval_one("b")
-    tensor([0., 1.])
-    """
-
-    def __init__(
-        self,
-        elements: Sequence[Any],
-        dtype: torch.dtype | str | None = None,
-        strict: bool = True,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name=name)
-        self._positions = {element: place for place, element in enumerate(elements)}
-        if not self._positions:
-            raise ValueError(f"{self.name}: expected at least one element")
-        if len(self._positions) != len(elements):
-            twice = next(e for place, e in enumerate(elements) if self._positions[e] != place)
-            raise ValueError(f"{self.name}: expected different elements, got {twice!r} twice")
-        self._strict = strict
-        self._types_are(TensorType([len(self._positions)], dtype))
-
-    def _emit(self, e: Emitter, x: Value) -> Constant:
-        type = self._known("output")
-        assert isinstance(type, TensorType)
-        positions = e.object(self._positions)
-        found = e.let(f"{positions}[{x}]" if self._strict else f"{positions}.get({x}, -1)")
-        decode = one_hot(len(self._positions), type.dtype)
-        return Constant(found, type, TensorSpec((), torch.int64), decode, ("one hot", type))
-
-    def _explain(self, error: Exception, value: Any) -> Exception | None:
-        known = list(self._positions)
-        shown = ", ".join(map(repr, known)) if len(known) <= 6 else f"{known[0]!r}, {known[1]!r}, ..., {known[-1]!r}"
-        return MissingKey(f"expected one of {shown}, got {_brief(value)}")
-
-
-class OneHot(OneHotFromList):
-    """A unit vector: for an integer from 0 up to `start`, or from `start` up to `stop`.
-
-    >>> OneHot(3).eval_one(1), OneHot(5, 7).eval_one(5)
-    (tensor([0., 1., 0.]), tensor([1., 0.]))
-    """
-
-    def __init__(
-        self, start: int, stop: int | None = None, dtype: torch.dtype | str | None = None, *, name: str | None = None
-    ) -> None:
-        first, last = (0, start) if stop is None else (start, stop)
-        if last <= first:
-            raise IndexError(f"OneHot: expected a range that is not empty, got [{first}, {last})")
-        super().__init__(range(first, last), dtype, name=name)
 
 
 class FromTensor(Block):
@@ -205,17 +32,18 @@ class FromTensor(Block):
 
     A plain tensor becomes a buffer of the block, which `.to` moves; a parameter stays a parameter.
 
-    >>> FromTensor(torch.tensor([1.0, 2.0])).eval_one(None)
+    >>> import torch, weft.blocks as wb
+    >>> wb.FromTensor(torch.tensor([1.0, 2.0])).eval_one(None)
     tensor([1., 2.])
     """
 
     _input_classes = (VoidType,)
 
-    def __init__(self, tensor: TorchTensor | np.ndarray[Any, Any], *, name: str | None = None) -> None:
+    def __init__(self, tensor: Tensor | np.ndarray[Any, Any], *, name: str | None = None) -> None:
         super().__init__(name=name)
         if isinstance(tensor, np.ndarray):
             tensor = torch.from_numpy(tensor)
-        if not isinstance(tensor, TorchTensor):
+        if not isinstance(tensor, Tensor):
             raise TypeMismatch(f"{self.name}: {tensor!r} is not a tensor or an array")
         if isinstance(tensor, nn.Parameter):
             self.tensor = tensor
@@ -226,14 +54,19 @@ class FromTensor(Block):
 
     def _emit(self, e: Emitter, x: Value) -> Value:
         output = spec_of(self._known("output"))
-        kind = Kind("FromTensor", lambda row: [self.tensor.clone() + 0 * row], feeds=(TensorSpec((), output.dtype),), outputs=(output,), owners=(self,), weight=0)
+        held = self._parameters if "tensor" in self._parameters else self._buffers
+        # The fed zero gives the call a row of its own; the tensor itself has none.
+        body = lambda row: [held["tensor"] + row]  # noqa: E731
+        feed = TensorSpec((), output.dtype)
+        kind = Kind("FromTensor", body, feeds=(feed,), outputs=(output,), owners=(held,), weight=0, where=self._path())
         return e.call(("tensor", id(self.tensor)), lambda: kind, feeds=["0"])[0]
 
 
 class InputTransform(Block):
     """Any Python function of a Python object.
 
-    >>> (InputTransform(str.split) >> Length()).eval_one("two words")
+    >>> import weft.blocks as wb
+    >>> (wb.InputTransform(str.split) >> wb.Length()).eval_one("two words")
     tensor(2.)
     """
 
@@ -250,36 +83,11 @@ class InputTransform(Block):
         return e.let(f"{e.object(self.py_fn)}({x})", x.place)
 
 
-class Length(Block):
-    """How many items there are, as a number.
-
-    >>> Length("int64").eval_one([5, 6, 7])
-    tensor(3)
-    """
-
-    _input_classes = (PyObjectType, SequenceType, TupleType)
-
-    def __init__(self, dtype: torch.dtype | str | None = None, *, name: str | None = None) -> None:
-        super().__init__(name=name)
-        set_type(self, "output", TensorType([], as_dtype(dtype)))
-
-    def _update(self) -> None:
-        if isinstance(self.input_type, BroadcastSequenceType):
-            raise self._mismatch(f"an endless sequence has no length, got {self.input_type!r}")
-
-    def _emit(self, e: Emitter, x: Value) -> Constant:
-        type = self._known("output")
-        assert isinstance(type, TensorType)
-        return Constant(e.let(f"len({e.listed(x, self._known('input'))})"), type, spec_of(type))
-
-    def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return TypeMismatch(f"expected something that has a length, got {_brief(value)}")
-
-
 class Zeros(Block):
     """Zeros of a type: tensors of zeros, empty sequences, tuples of these.
 
-    >>> Zeros(([2], "int64")).eval_one(None)
+    >>> import weft.blocks as wb
+    >>> wb.Zeros(([2], "int64")).eval_one(None)
     (tensor([0., 0.]), tensor(0))
     """
 
@@ -320,7 +128,8 @@ def zeros_of(e: Emitter, type: ResultType, fill: float = 0) -> Value:
 class Void(Block):
     """Takes anything and gives nothing.
 
-    >>> Void().set_input_type(PyObjectType()).eval_one("anything")
+    >>> import weft.blocks as wb
+    >>> wb.Void().set_input_type(wb.PyObjectType()).eval_one("anything")
     """
 
     _output_classes = (VoidType,)
@@ -336,7 +145,8 @@ class Void(Block):
 class Identity(Block):
     """Gives what it takes.
 
-    >>> (Scalar() >> Identity()).eval_one(2)
+    >>> import weft.blocks as wb
+    >>> (wb.Scalar() >> wb.Identity()).eval_one(2)
     tensor(2.)
     """
 
@@ -355,7 +165,8 @@ class Identity(Block):
 class Optional(Block):
     """`some_case` of a Python object, or `none_case` where that is None; by default zeros of the same type.
 
-    >>> block = Optional(Scalar())
+    >>> import weft.blocks as wb
+    >>> block = wb.Optional(wb.Scalar())
     >>> block.eval_one(3), block.eval_one(None)
     (tensor(3.), tensor(0.))
     """

@@ -33,7 +33,7 @@ class SharedModule(nn.Module):
             yield path, module
             if isinstance(module, SharedModule):
                 dot = f"{path}." if path else ""
-                pending += [(f"{dot}{name}", part) for name, part in reversed(module._parts().items())]
+                pending += [(f"{dot}{name}", part) for name, part in reversed([*module._parts().items()])]
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         yield from self._parts().items()
@@ -85,7 +85,7 @@ class SharedModule(nn.Module):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Every parameter and buffer once, under its first path."""
         if args:
-            destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
+            destination, prefix, keep_vars = [*args, *[destination, prefix, keep_vars][len(args) :]]
         if destination is None:
             destination = OrderedDict()
         seen: set[int] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,12 +25,11 @@ class _Reduction(Block):
     _input_classes = (SequenceType, TupleType)
     _output_classes = (TensorType,)
     _only_floating = False
+    _reduced: str
+    """The method of `Children` that does it."""
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name)
-
-    def _reduced(self, items: Children) -> Any:
-        raise NotImplementedError
 
     def _update(self) -> None:
         if self.input_type is None:
@@ -43,10 +42,18 @@ class _Reduction(Block):
         set_type(self, "output", item)
 
     def _kind(self) -> Kind:
-        spec = spec_of(self._known("output"))
+        spec, reduced = spec_of(self._known("output")), self._reduced
 
         def body(rows: Any) -> Sequence[Tensor]:
-            return [self._reduced(Children(rows, (KEY,)))]
+            return [getattr(Children(rows, (KEY,)), reduced)()]
+
+        def in_floats(rows: Any) -> Sequence[Tensor]:
+            """The extremes of integers: the engine's share gradients among ties, which needs fractions."""
+            items = Children(rows, (KEY,)).map(lambda one: one[KEY].double())
+            return [getattr(items, reduced)().to(spec.dtype)]
+
+        if reduced in ("max", "min") and not spec.dtype.is_floating_point:
+            body = in_floats
 
         return Kind(type(self).__name__, body, outputs=(spec,), many=spec, where=self._path())
 
@@ -67,53 +74,54 @@ class _Reduction(Block):
 class Sum(_Reduction):
     """The sum of a sequence of tensors.
 
-    >>> (Map(Vector(2)) >> Sum()).eval_one([[1, 2], [3, 4]])
+    >>> import weft.blocks as wb
+    >>> (wb.Map(wb.Vector(2)) >> wb.Sum()).eval_one([[1, 2], [3, 4]])
     tensor([4., 6.])
     """
 
-    def _reduced(self, items: Children) -> Any:
-        return items.sum()
+    _reduced = "sum"
 
 
 class Mean(_Reduction):
     """The mean of a sequence of tensors; zeros where there is none.
 
-    >>> (Map(Scalar()) >> Mean()).eval_one([1, 2])
+    >>> import weft.blocks as wb
+    >>> (wb.Map(wb.Scalar()) >> wb.Mean()).eval_one([1, 2])
     tensor(1.5000)
     """
 
     _only_floating = True
 
-    def _reduced(self, items: Children) -> Any:
-        return items.mean()
+    _reduced = "mean"
 
 
 class Max(_Reduction):
     """The largest, number by number. Items that tie share the gradient.
 
-    >>> (Map(Vector(2)) >> Max()).eval_one([[1, 4], [3, 2]])
+    >>> import weft.blocks as wb
+    >>> (wb.Map(wb.Vector(2)) >> wb.Max()).eval_one([[1, 4], [3, 2]])
     tensor([3., 4.])
     """
 
-    def _reduced(self, items: Children) -> Any:
-        return items.max()
+    _reduced = "max"
 
 
 class Min(_Reduction):
     """The smallest, number by number. Items that tie share the gradient.
 
-    >>> (Map(Vector(2)) >> Min()).eval_one([[1, 4], [3, 2]])
+    >>> import weft.blocks as wb
+    >>> (wb.Map(wb.Vector(2)) >> wb.Min()).eval_one([[1, 4], [3, 2]])
     tensor([1., 2.])
     """
 
-    def _reduced(self, items: Children) -> Any:
-        return items.min()
+    _reduced = "min"
 
 
 class Metric(Block):
     """Notes a tensor under a name: `root.metrics[name]` has a row for each time. With `(tensor, label)`, the label too.
 
-    >>> net = Scalar() >> AllOf(Metric("seen"), Function(torch.neg)) >> GetItem(1)
+    >>> import torch, weft.blocks as wb
+    >>> net = wb.Scalar() >> wb.AllOf(wb.Metric("seen"), wb.Function(torch.neg)) >> wb.GetItem(1)
     >>> net.eval_one(2), net.metrics["seen"]
     (tensor(-2.), tensor([2.]))
     """
@@ -143,6 +151,3 @@ class Metric(Block):
         if labelled:
             e.line(f"L{number}({x[1]})")
         return None
-
-
-_Reduce = Callable[[Children], Tensor]

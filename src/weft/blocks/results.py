@@ -13,7 +13,6 @@ from torch import Tensor
 
 from weft.blocks.block import Block
 from weft.blocks.building import BlockProgram, Counts
-from weft.blocks.code import leaves_of
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -52,8 +51,7 @@ class Results:
         if isinstance(type, SequenceType) and not isinstance(type, BroadcastSequenceType) and ragged != "list":
             lengths = next(self._lengths)
             leaves = [next(self._rows) for _ in type.element_type.terminal_types()]
-            made = padded(leaves, lengths) if ragged == "padded" else nested(leaves, lengths)
-            return made if ragged == "nested" or isinstance(type.element_type, TensorType) else made
+            return padded(leaves, lengths) if ragged == "padded" else nested(leaves, lengths)
         one = self._reader(type)
         return [one() for _ in range(self.count)]
 
@@ -121,12 +119,8 @@ def empty_rows(type: TensorType, device: str) -> Tensor:
     return torch.zeros((0, *shape), dtype=type.dtype, device=device)
 
 
-def wanted_of(program: BlockProgram, types: Sequence[TensorType]) -> tuple[Any, list[tuple[int, int]]]:
+def wanted_of(program: BlockProgram) -> tuple[Any, list[tuple[int, int]]]:
     """All references that a caller will see, and the range of each leaf among them."""
     parts = [*program.outputs, *program.metrics]
     ends = np.cumsum([0, *(len(part) for part in parts)]).tolist()
     return np.concatenate([*parts, np.zeros(0, np.int64)]), list(itertools.pairwise(ends))
-
-
-def tensor_leaves_of(type: ResultType) -> list[TensorType]:
-    return leaves_of(type)[0]

@@ -1,18 +1,17 @@
-"""Blocks over sequences: map, fold, reduce, zip, index.
+"""Blocks over sequences: map, fold, recurrent cells, reduction.
 
 *Sequence-like* are sequences, tuples whose items have one type, and Python objects that can be looped over.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from weft.blocks.block import Block
-from weft.blocks.compose import literal, missing, step
+from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Value, Writing, element_of
 from weft.blocks.inference import set_type
-from weft.blocks.leaves import Zeros, _brief, check_has_zeros, zeros_of
+from weft.blocks.leaves import check_has_zeros, zeros_of
 from weft.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, SequenceType, TupleType, VoidType
 from weft.errors import TypeMismatch
 
@@ -31,13 +30,14 @@ def items_of(block: Block, type: ResultType, endless: bool = False, objects: boo
 
 
 def not_iterable(error: Exception, value: Any) -> Exception:
-    return TypeMismatch(f"expected something to loop over, got {_brief(value)}")
+    return TypeMismatch(f"expected something to loop over, got {brief(value)}")
 
 
 class Map(Block):
     """A block on every item.
 
-    >>> (Map(Scalar()) >> Sum()).eval_one([1, 2, 3])
+    >>> import weft.blocks as wb
+    >>> (wb.Map(wb.Scalar()) >> wb.Sum()).eval_one([1, 2, 3])
     tensor(6.)
     """
 
@@ -74,7 +74,8 @@ class Map(Block):
 class Fold(Block):
     """From left to right: `state = combine((state, item))`, beginning with `start`, by default zeros of the state's type.
 
-    >>> (Map(Scalar()) >> Fold(Function(torch.sub), Zeros([]))).eval_one([1, 2])
+    >>> import torch, weft.blocks as wb
+    >>> (wb.Map(wb.Scalar()) >> wb.Fold(wb.Function(torch.sub), wb.Zeros([]))).eval_one([1, 2])
     tensor(-3.)
     """
 
@@ -124,8 +125,9 @@ class RNN(Block):
 
     The first state is zeros, or what `initial_state` gives, or comes with the input as `(sequence, state)`.
 
-    >>> cell = Function(lambda x, state: (state + x, state + x))
-    >>> net = Map(Scalar()) >> RNN(cell.set_input_type(([], [])))
+    >>> import weft.blocks as wb
+    >>> cell = wb.Function(lambda x, state: (state + x, state + x))
+    >>> net = wb.Map(wb.Scalar()) >> wb.RNN(cell.set_input_type(([], [])))
     >>> net.eval_one([1, 2, 3], tolist=True)
     ([1.0, 3.0, 6.0], 6.0)
     """
@@ -172,7 +174,9 @@ class RNN(Block):
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         cell, given = self.subblocks[0], self._known("input")
-        item_type, type = cell._known("output")  # type: ignore[misc]
+        pair = cell._known("output")
+        assert isinstance(pair, TupleType)
+        item_type, type = pair[0], pair[1]
         state = e.variables(type)
         if self._from_input:
             assert isinstance(given, TupleType)
@@ -199,7 +203,8 @@ class Reduce(Block):
 
     Needs about log2(n) steps. One item is itself; no item gives `default_block`, by default zeros.
 
-    >>> (Map(Scalar()) >> Reduce(Function(torch.sub))).eval_one([1, 2, 3, 4, 5])
+    >>> import torch, weft.blocks as wb
+    >>> (wb.Map(wb.Scalar()) >> wb.Reduce(wb.Function(torch.sub))).eval_one([1, 2, 3, 4, 5])
     tensor(-5.)
     """
 
@@ -247,205 +252,3 @@ class Reduce(Block):
 
     def _labels(self) -> Any:
         yield from zip(("combine", "default_block"), self.subblocks, strict=False)
-
-
-class Broadcast(Block):
-    """An endless sequence of its input, to be zipped with others.
-
-    >>> net = AllOf(GetItem("xs") >> Map(Scalar()), GetItem("y") >> Scalar() >> Broadcast()) >> ZipWith(Function(torch.mul))
-    >>> net.eval_one({"xs": [1, 2], "y": 10}, tolist=True)
-    [10.0, 20.0]
-    """
-
-    def __init__(self, *, name: str | None = None) -> None:
-        super().__init__(name=name)
-
-    def _update(self) -> None:
-        if self.input_type is not None:
-            set_type(self, "output", BroadcastSequenceType(self.input_type))
-        elif isinstance(self.output_type, BroadcastSequenceType):
-            set_type(self, "input", self.output_type.element_type)
-
-    def _emit(self, e: Emitter, x: Value) -> Value:
-        if isinstance(self.output_type, PyObjectType):
-            return e.let(f"{e.object(itertools.repeat)}({x})", x.place)
-        return e.settled(x, self._known("input"))
-
-
-class Zip(Block):
-    """From a tuple of sequences to a sequence of tuples, as long as the shortest.
-
-    >>> (AllOf(Map(Scalar()), Map(Scalar("int64"))) >> Zip()).eval_one([1, 2], tolist=True)
-    [(1.0, 1), (2.0, 2)]
-    """
-
-    _input_classes = (TupleType, PyObjectType)
-
-    def __init__(self, *, name: str | None = None) -> None:
-        super().__init__(name=name)
-
-    def _update(self) -> None:
-        given = self.input_type
-        if isinstance(given, PyObjectType):
-            set_type(self, "output", PyObjectType())
-        elif isinstance(given, TupleType):
-            if not len(given):
-                raise self._mismatch("input type: expected at least one sequence, got TupleType()")
-            items = [items_of(self, item, endless=True) for item in given]
-            endless = all(isinstance(item, BroadcastSequenceType) for item in given)
-            set_type(self, "output", (BroadcastSequenceType if endless else SequenceType)(TupleType(*items)))
-
-    def _emit(self, e: Emitter, x: Value) -> Value:
-        given = self._known("input")
-        if isinstance(given, PyObjectType):
-            return e.let(f"list(zip(*{x}))", x.place)
-        if isinstance(self.output_type, BroadcastSequenceType):
-            return x
-        assert isinstance(given, TupleType)
-        rows = []
-        for part, type in zip(x, given, strict=True):
-            if isinstance(type, BroadcastSequenceType):
-                rows.append(f"{e.object(itertools.repeat)}({e.pack(part, type.element_type)})")
-            elif isinstance(type, PyObjectType) and e.traced:
-                rows.append(f"[(i, {part.place} + '[%d]' % n) for n, i in enumerate({part})]")
-            else:
-                rows.append(e.listed(part, type))
-        return e.let(f"list(zip({', '.join(rows)}))")
-
-    def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
-
-
-def ZipWith(elem_block: Any, *, name: str | None = None) -> Block:
-    """`Zip() >> Map(elem_block)`.
-
-    >>> (AllOf(Map(Scalar()), Map(Scalar())) >> ZipWith(Function(torch.add))).eval_one([1, 2], tolist=True)
-    [2.0, 4.0]
-    """
-    from weft.blocks.compose import Pipe
-
-    return Pipe(Zip(), Map(elem_block), name=name)
-
-
-class NGrams(Block):
-    """All windows of `n` neighbours, as tuples.
-
-    >>> (Map(Scalar()) >> NGrams(2)).eval_one([1, 2, 3], tolist=True)
-    [(1.0, 2.0), (2.0, 3.0)]
-    """
-
-    _input_classes = SEQUENCE_LIKE
-
-    def __init__(self, n: int, *, name: str | None = None) -> None:
-        super().__init__(name=name)
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeMismatch(f"{self.name}: n: expected an integer, got {n!r}")
-        if n <= 0:
-            raise ValueError(f"{self.name}: n: expected at least 1, got {n}")
-        self._n = n
-
-    def _update(self) -> None:
-        if self.input_type is not None:
-            item = items_of(self, self.input_type, endless=True)
-            endless = isinstance(self.input_type, BroadcastSequenceType)
-            set_type(self, "output", (BroadcastSequenceType if endless else SequenceType)(TupleType(*[item] * self._n)))
-
-    def _emit(self, e: Emitter, x: Value) -> Value:
-        if isinstance(self._known("input"), BroadcastSequenceType):
-            return (x,) * self._n
-        rows = e.let(f"list({e.listed(x, self._known('input'))})")
-        found = f"list(zip({', '.join(f'{rows}[{place}:]' for place in range(self._n))}))"
-        return e.let(found, x.place if isinstance(self.output_type, PyObjectType) else "''")
-
-    def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
-
-
-class Nth(Block):
-    """One item of a sequence, from `(sequence, index)`; the index is a Python number and may be negative.
-
-    >>> net = AllOf(GetItem("xs") >> Map(Scalar()), GetItem("n")) >> Nth()
-    >>> net.eval_one({"xs": [5, 6, 7], "n": -1})
-    tensor(7.)
-    """
-
-    _input_classes = (TupleType, PyObjectType)
-
-    def __init__(self, *, name: str | None = None) -> None:
-        super().__init__(name=name)
-
-    def _update(self) -> None:
-        given = self.input_type
-        if isinstance(given, PyObjectType):
-            set_type(self, "output", PyObjectType())
-        elif given is not None:
-            if not isinstance(given, TupleType) or len(given) != 2 or not isinstance(given[1], PyObjectType):
-                raise self._mismatch(f"input type: expected a tuple of a sequence and a Python number, got {given!r}")
-            set_type(self, "output", items_of(self, given[0]))
-
-    def _emit(self, e: Emitter, x: Value) -> Value:
-        given = self._known("input")
-        if isinstance(given, PyObjectType):
-            return e.let(f"{x}[0][{x}[1]]", x.place)
-        assert isinstance(given, TupleType)
-        return e.unpack(e.let(f"{e.listed(x[0], given[0])}[{x[1]}]"), self._known("output"))
-
-    def _explain(self, error: Exception, value: Any) -> Exception | None:
-        sequence, index = value
-        return missing(error, sequence, [index])
-
-
-class GetItem(Block):
-    """`x[key]` of a Python object, tuple or sequence; the key may be a slice.
-
-    >>> (GetItem("age") >> Scalar()).eval_one({"age": 30})
-    tensor(30.)
-    """
-
-    _input_classes = SEQUENCE_LIKE
-
-    def __init__(self, key: Any, *, name: str | None = None) -> None:
-        super().__init__(name=name)
-        self._key = key
-
-    def _update(self) -> None:
-        given, key = self.input_type, self._key
-        if given is None:
-            if not isinstance(key, int | slice):
-                set_type(self, "input", PyObjectType())
-        elif isinstance(given, PyObjectType):
-            set_type(self, "output", PyObjectType())
-        elif isinstance(given, TupleType):
-            if not isinstance(key, int | slice) or (isinstance(key, int) and not -len(given) <= key < len(given)):
-                raise self._mismatch(f"{key!r} is not an item of {given!r}")
-            set_type(self, "output", given[key])
-        else:
-            item = items_of(self, given)
-            if not isinstance(key, int | slice):
-                raise self._mismatch(f"the items of a sequence are numbered, got the key {key!r}")
-            set_type(self, "output", given if isinstance(key, slice) else item)
-
-    def _emit(self, e: Emitter, x: Value) -> Value:
-        given = self._known("input")
-        if isinstance(given, TupleType):
-            return x[self._key]
-        place = f"{x.place} + {step(self._key)!r}" if isinstance(given, PyObjectType) and not isinstance(self._key, slice) else x.place
-        found = e.let(f"{x}[{literal(e, self._key)}]", place)
-        return found if isinstance(given, PyObjectType) else e.unpack(found, self._known("output"))
-
-    def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return missing(error, value, [self._key])
-
-
-def Slice(*args: Any, start: int | None = None, stop: int | None = None, step: int | None = None, name: str | None = None) -> Block:
-    """`x[start:stop:step]`.
-
-    >>> (Map(Scalar()) >> Slice(start=1)).eval_one([1, 2, 3], tolist=True)
-    [2.0, 3.0]
-    """
-    if args:
-        raise TypeMismatch("Slice: say start=, stop= and step= by name")
-    return GetItem(slice(start, stop, step), name=name)
-
-
-__all__ = ["RNN", "Broadcast", "Fold", "GetItem", "Map", "NGrams", "Nth", "Reduce", "Slice", "Zeros", "Zip", "ZipWith"]

@@ -48,6 +48,8 @@ class _Placeholder(Block):
 
     def __init__(self, side: str) -> None:
         super().__init__(name=side)
+        self.__dict__["_constructed"] = ((), {})
+        self.__dict__["_constructor_name"] = "Placeholder"
 
 
 Wire = Block | Item
@@ -56,12 +58,12 @@ Wire = Block | Item
 class Composition(Block):
     """A graph of blocks. Inside `scope()` blocks say what they read; `output` says what the whole gives.
 
-    >>> both = Composition()
+    >>> import torch, weft.blocks as wb
+    >>> both = wb.Composition()
     >>> with both.scope():
-    ...     double = Function(lambda x: 2 * x).reads(both.input)
-    ...     both.output.reads(Function(torch.add).reads(both.input, double))
-    <wb._Placeholder 'output' output>
-    >>> (Scalar() >> both).eval_one(3)
+    ...     double = wb.Function(lambda x: 2 * x).reads(both.input)
+    ...     _ = both.output.reads(wb.Function(torch.add).reads(both.input, double))
+    >>> (wb.Scalar() >> both).eval_one(3)
     tensor(9.)
     """
 

@@ -174,7 +174,7 @@ class Backward:
             if port is not None:
                 read = run.ports[port]
                 if name not in run.code.role.recurrent_in:
-                    flat = tensor.reshape(-1, *tensor.shape[2:]) if kind == "slots" else tensor
+                    flat = tensor.flatten(0, 1) if kind == "slots" else tensor
                     self.returned[run.type, read.port, name] = flat
             else:
                 self.gradients[run.type, name] = tensor

@@ -85,13 +85,14 @@ class TypeRun:
         """All rows that a port reads, at once."""
         at = self.indices.read(read)
         arena = self.arenas[read.value_class, key]
-        shape = self.gathered_shape(read, arena)
         if read.kind == "sum":
             assert read.offsets is not None
             return bag_sum(arena, at.index, self.indices.seg(read)[1])
         if len(at.starts) == 1 and at.starts[0] >= 0:
-            return arena.narrow(0, at.starts[0], at.cuts.sizes[0]).view(shape)
-        return arena.index_select(0, at.index).view(shape)
+            rows = arena.narrow(0, at.starts[0], at.cuts.sizes[0])
+        else:
+            rows = arena.index_select(0, at.index)
+        return rows.view(self.gathered_shape(read, arena, len(rows) // (read.width if read.kind == "slots" else 1)))
 
     def gathered_shape(self, read: Read, arena: Tensor, rows: int = -1) -> tuple[int, ...]:
         tail = tuple(arena.shape[1:])
