@@ -1,0 +1,1 @@
+"""Per-example PyTorch code, recorded call by call and run batched."""

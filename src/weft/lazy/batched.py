@@ -1,0 +1,225 @@
+"""`weft.batched`: per-example code, run once per example to record it, and computed batched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.errors import StructureError, TypeMismatch
+from weft.lazy.fibers import Fibers
+from weft.lazy.flush import Flush
+from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
+from weft.lazy.state import State, state_of
+from weft.lazy.tape import Tape, active
+from weft.lazy.value import Value
+from weft.run.calls import Group, run_calls
+from weft.run.options import Options
+
+GRANULARITIES = ("auto", "operator", "cell", "function")
+
+
+class Batched:
+    """A function of one example as a function of many. `weft.batched` makes it.
+
+    It can be called like the function, with a list, a tuple or a tensor in the place of each argument that differs from
+    example to example.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], stack: bool, in_dims: Any, cache: Any, granularity: str, options: dict[str, Any]
+    ) -> None:
+        if granularity not in GRANULARITIES:
+            raise TypeMismatch(f"granularity: expected one of {', '.join(map(repr, GRANULARITIES))}, got {granularity!r}")
+        self.fn, self.stack, self.in_dims, self.cache, self.granularity = fn, stack, in_dims, cache, granularity
+        self.options = Options.of(options)
+
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that `weft.batched` was given."""
+        return {
+            "stack": self.stack,
+            "in_dims": self.in_dims,
+            "cache": self.cache,
+            "granularity": self.granularity,
+            **vars(self.options),
+        }
+
+    @property
+    def state(self) -> State:
+        return state_of(self.fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        count, items = split(args, self.in_dims)
+        if active.tape is not None and not active.tape.paused:
+            return self._nested(active.tape, count, items, kwargs)
+        if not count:
+            return self._empty()
+        batch = Recorder(self, count, items, kwargs)
+        return batch.run()
+
+    def _nested(self, tape: Tape, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any]) -> Any:
+        """Inside another recording: the examples are recorded there, and batched with everything else."""
+        found = [self.fn(*(item(i) for item in items), **kwargs) for i in range(count)]
+        return found if not self.stack else _stacked_values(found)
+
+    def _empty(self) -> Any:
+        make = self.state.kept.get(("empty", self.stack))
+        if make is None:
+            raise StructureError("an empty batch: what comes out is not known before a batch with examples was run")
+        return make()
+
+
+def _stacked_values(found: list[Any]) -> Any:
+    from weft.lazy.nests import build, flatten
+
+    columns: list[list[Any]] = []
+    structures = set()
+    for result in found:
+        leaves: list[Any] = []
+        structures.add(flatten(result, leaves))
+        columns.append(leaves)
+    if len(structures) != 1:
+        raise StructureError("the examples of a nested batch return different structures; use stack=False")
+    rows = zip(*columns, strict=True)
+    return build(structures.pop(), iter([torch.stack(list(row)) for row in rows]))
+
+
+class Recorder:
+    """One call of a batched function: record, run, put the results together."""
+
+    def __init__(self, batched: Batched, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any]) -> None:
+        self.batched, self.count, self.items, self.kwargs = batched, count, items, kwargs
+        self.state = batched.state
+        self.device = device_of(batched.fn, items, count)
+
+    def run(self) -> Any:
+        outcomes, gathered = self.computed()
+        result = joined(outcomes, gathered, self.device) if self.batched.stack else separate(outcomes, gathered)
+        _remember_empty(self.state, self.batched.stack, result)
+        return result
+
+    def record(self) -> tuple[Fibers, list[Outcome]]:
+        """Run the function for every example; flushes on the way are run."""
+        tape = Tape(self.state, self.batched.granularity, self.device)
+        if self.state.kept.get("needs values"):
+            tape.track()
+        fibers = Fibers(tape, self.count, self._start(tape), self.batched.options)
+        fibers.run()
+        return fibers, [outcome for outcome in fibers.results]
+
+    def _start(self, tape: Tape) -> Callable[[int], Any]:
+        fn, items, kwargs = self.batched.fn, self.items, self.kwargs
+        if self.batched.granularity == "function":
+            from weft.lazy.cells import _marked
+
+            fn = _marked(fn)
+        if len(items) == 1:
+            only = items[0]
+            return lambda i: Outcome.of(fn(only(i), **kwargs))
+        return lambda i: Outcome.of(fn(*[item(i) for item in items], **kwargs))
+
+    def computed(self) -> tuple[list[Outcome], Gathered]:
+        fibers, outcomes = self.record()
+        tape = fibers.tape
+        try:
+            wanted = wanted_references(outcomes)
+            late = wanted[wanted >= tape.floor]
+            groups = self._last_flush(tape, late)
+            return outcomes, Gathered(wanted, _with_earlier(tape, wanted, groups, len(wanted) - len(late)))
+        finally:
+            close(tape)
+
+    def _last_flush(self, tape: Tape, wanted: Any) -> list[Group]:
+        if not len(wanted):
+            return []
+        flush = Flush(tape, wanted)
+        programs, refs = flush.programs()
+        return run_calls(self.state.library, programs, refs, self.batched.options, flush.blame)
+
+
+def close(tape: Tape) -> None:
+    """The recording is over; values that were kept aside say so when they are used."""
+    tape.ended = tape.ended or "done"
+    tape.fast = {}
+    tape.results = {}
+
+
+def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) -> list[Group]:
+    """Results of earlier flushes beside those of the last one; wanted references are sorted, earlier ones come first."""
+    if not earlier:
+        return groups
+    found = [Group(group.at + earlier, group.rows) for group in groups]
+    for at, ref in enumerate(wanted[:earlier].tolist()):
+        rows, row = tape.results[ref]
+        found.append(Group(np.array([at], np.int32), rows.row(row)[None]))
+    return found
+
+
+def _remember_empty(state: State, stack: bool, result: Any) -> None:
+    """What an empty batch gives, once a batch was seen."""
+    from weft.lazy.nests import build, flatten
+
+    if ("empty", stack) in state.kept:
+        return
+    leaves: list[Any] = []
+    structure = flatten(result, leaves)
+    made = [leaf.detach()[:0].clone() if isinstance(leaf, Tensor) else None if leaf is None else [] for leaf in leaves]
+    state.kept["empty", stack] = (lambda: build(structure, iter(made))) if stack else list
+
+
+def split(args: Sequence[Any], in_dims: Any) -> tuple[int, list[Callable[[int], Any]]]:
+    """How many examples there are, and for each argument how to get that of one example."""
+    if not args:
+        raise TypeMismatch("a batched function needs at least one positional argument: a list, a tuple or a tensor of examples")
+    dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args) if in_dims is not None else ("auto",) * len(args)
+    if len(dims) != len(args):
+        raise TypeMismatch(f"in_dims has {len(dims)} entries for {len(args)} arguments")
+    sizes: list[tuple[int, int]] = []
+    items: list[Callable[[int], Any]] = []
+    for number, (given, dim) in enumerate(zip(args, dims, strict=True)):
+        rows = _rows(given, dim, number)
+        items.append((lambda i, given=given: given) if rows is None else rows.__getitem__)
+        if rows is not None:
+            sizes.append((number, len(rows)))
+    if not sizes:
+        raise TypeMismatch("no argument holds examples: pass a list, a tuple or a tensor of them")
+    for number, size in sizes:
+        if size != sizes[0][1]:
+            raise StructureError(f"argument {sizes[0][0]} holds {sizes[0][1]} examples, argument {number} holds {size}")
+    return sizes[0][1], items
+
+
+def _rows(given: Any, dim: Any, number: int) -> Any:
+    """The examples of one argument, or None if it is shared by all."""
+    if dim is None:
+        return None
+    at = 0 if dim == "auto" else dim
+    if isinstance(given, Tensor):
+        if not given.ndim:
+            if dim == "auto":
+                return None
+            raise TypeMismatch(f"argument {number}: in_dims asks for dimension {at} of a tensor that has none")
+        return given.unbind(at)
+    if isinstance(given, Value):
+        return list(given) if at == 0 else list(given.movedim(at, 0))
+    if isinstance(given, list | tuple):
+        return given
+    if dim != "auto":
+        raise TypeMismatch(f"argument {number}: in_dims asks for examples, got {type(given).__name__}")
+    return None
+
+
+def device_of(fn: Any, items: Sequence[Callable[[int], Any]], count: int) -> str:
+    """Where the model is; without one, where the first example's tensors are."""
+    holder = getattr(fn, "__self__", fn)
+    if isinstance(holder, nn.Module):
+        for tensor in (*holder.parameters(), *holder.buffers()):
+            return str(tensor.device)
+    for item in items:
+        found = item(0)
+        if isinstance(found, Tensor):
+            return str(found.device)
+    return "cpu"

@@ -1,0 +1,285 @@
+"""Recording one call: its signature is looked up, a few integers are appended, values of known kinds are returned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import TraceError
+from weft.lazy.constants import Constant
+from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.nests import build
+from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, holes_filled
+from weft.lazy.state import Entry
+from weft.lazy.tape import Tape, active
+from weft.lazy.value import Value
+from weft.lazy.views import check_current
+
+FEED, CAPTURED, BY_IDENTITY = "feed", "captured", "by identity"
+ATOMS = frozenset(
+    (bool, int, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+)
+
+
+def record(
+    tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, name: Any = None
+) -> Any:
+    """Record a call of a torch function at a place in the user's code. `name` is the key of the operators' short cut."""
+    if tape.ended is not None:
+        return _with_tensors(func, args, kwargs)
+    if active.tape is not tape:
+        raise TraceError("a Value is used in another thread, or inside another recording, than the one that made it")
+    key: list[Any] = [func]
+    refs: list[int] = []
+    feeds: list[Any] = []
+    walk(tape, args, key, refs, feeds)
+    if kwargs:
+        walk_keywords(tape, kwargs, key, refs, feeds)
+    if tape.watchful:
+        check_current(tape, refs)
+    place = (id(frame.f_code), frame.f_lasti) if tape.sites else (0, 0)
+    entry = tape.calls.get((*key, *place))
+    if entry is None:
+        try:
+            entry = new_entry(tape, func, args, kwargs, key, place, _name(func))
+        except NeedsValue:
+            return _with_tensors(func, args, kwargs)
+    if name is not None and entry.single is not None and not feeds:
+        _remember(tape, name, args, entry, frame)
+    return finish(tape, entry, refs, feeds)
+
+
+def finish(tape: Tape, entry: Entry, refs: list[int], feeds: list[Any]) -> Any:
+    """Append the call and return what it gives."""
+    if entry.single is not None:
+        return tape.make(tape, tape.emitted(entry.number, refs, feeds), entry.single)
+    op = entry.op
+    if not op.outs:
+        return build(op.structure, iter(op.constants))
+    ref = tape.emitted(entry.number, refs, feeds)
+    values = [tape.make(tape, ref + output, kind) for output, kind in enumerate(op.outs)]
+    return build(op.structure, holes_filled(op, values))
+
+
+def new_entry(
+    tape: Tape,
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    key: Sequence[Any],
+    place: tuple[int, int],
+    name: str,
+    owners: Sequence[object] = (),
+    is_cell: bool = False,
+) -> Entry:
+    """The first call of this signature at this place."""
+    signature = (*key, tape.setting, tape.device)
+    is_shared = not owners and CAPTURED not in key and BY_IDENTITY not in key
+    ops = _shared if is_shared and tape.ambient_autocast[0] is False else tape.world.ops
+    if is_shared:
+        signature = (*signature, torch.get_default_dtype())
+    op = ops.get(signature)
+    if op is None:
+        found = Found([], [], [])
+        template = (tuple(found.template(tape, part) for part in args), {k: found.template(tape, v) for k, v in kwargs.items()})
+        with tape.pause(), _ambient_autocast(tape):
+            op = Op(
+                name, func, template, found.args, found.feeds, tape.setting, (*owners, *found.owners), tape.device, is_cell
+            )
+        op = ops.setdefault(signature, op)
+    entry = tape.calls[(*key, *place)] = Entry(tape.state.fine(op), op)
+    return entry
+
+
+_shared: dict[Any, Op] = {}
+"""Operations that depend on nothing but their arguments, for all models."""
+
+
+def _ambient_autocast(tape: Tape) -> Any:
+    enabled, dtype = tape.ambient_autocast
+    return torch.autocast(tape.autocast_kind, dtype=dtype, enabled=enabled)
+
+
+def walk(tape: Tape, nest: Any, key: list[Any], refs: list[int], feeds: list[Any]) -> None:
+    """The signature of these arguments; references and fed data on the way."""
+    for item in nest:
+        cls = item.__class__
+        if cls is Value:
+            if item._tape is not tape:
+                feed(tape, _elsewhere(item), key, feeds)
+                continue
+            ref = item._ref
+            key.append(item._kind)
+            refs.append(ref if ref >= tape.floor else tape.imported(item))
+        elif cls in ATOMS:
+            key += (cls, item)
+        elif cls is float:
+            key += (cls, item if item == item and item != 0 else repr(item))
+        elif cls is tuple or cls is list:
+            key += (cls, len(item))
+            walk(tape, item, key, refs, feeds)
+        elif cls is slice:
+            key.append(slice)
+            walk(tape, (item.start, item.stop, item.step), key, refs, feeds)
+        elif isinstance(item, Tensor | Value):
+            _walk_tensor(tape, item, key, refs, feeds)
+        elif isinstance(item, dict):
+            walk_keywords(tape, item, key, refs, feeds)
+        else:
+            _walk_object(tape, item, key, refs, feeds)
+
+
+def walk_keywords(tape: Tape, nest: dict[Any, Any], key: list[Any], refs: list[int], feeds: list[Any]) -> None:
+    key += (dict, tuple(nest))
+    walk(tape, nest.values(), key, refs, feeds)
+
+
+def _walk_tensor(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: list[Any]) -> None:
+    if isinstance(item, Constant):
+        key += (FEED, item._kind)
+        feeds.append(item.number)
+    elif isinstance(item, Value):
+        walk(tape, (item._plain(),), key, refs, feeds)
+    else:
+        place = tape.state.place_of(item)
+        if place is None:
+            feed(tape, item, key, feeds)
+        else:
+            key += (CAPTURED, id(place[0]), place[1], item.shape, item.dtype)
+
+
+def feed(tape: Tape, tensor: Tensor, key: list[Any], feeds: list[Any]) -> None:
+    if str(tensor.device) != tape.device:
+        raise TraceError(f"a tensor on {tensor.device} in a batched call whose model is on {tape.device}; move one of them")
+    key += (FEED, kind_of(tensor.shape, tensor.dtype))
+    feeds.append(tensor)
+    if not tensor.is_inference():
+        tape.fed.append((tensor, tensor._version))
+
+
+def _walk_object(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: list[Any]) -> None:
+    if isinstance(item, tuple) and hasattr(item, "_make"):
+        key += (item.__class__, len(item))
+        walk(tape, item, key, refs, feeds)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        key.append(item.__class__)
+        walk(tape, [getattr(item, f.name) for f in dataclasses.fields(item)], key, refs, feeds)
+    elif isinstance(item, nn.Module):
+        key += (BY_IDENTITY, id(item), item.training)
+    else:
+        try:
+            hash(item)
+        except TypeError:
+            raise TraceError(
+                f"an argument of type {type(item).__name__} is no tensor and not hashable; pass tensors, or constants that hash"
+            ) from None
+        key += (item.__class__, item)
+
+
+class Found:
+    """What a call's arguments hold, in the order in which `walk` meets it."""
+
+    def __init__(self, args: list[Kind], feeds: list[Kind], owners: list[object]) -> None:
+        self.args, self.feeds, self.owners = args, feeds, owners
+
+    def template(self, tape: Tape, item: Any) -> Any:
+        cls = item.__class__
+        if isinstance(item, Value):
+            if isinstance(item, Constant) or (cls is Value and item._tape is not tape):
+                return self._fed(item._kind)
+            self.args.append(item._kind)
+            return Arg(len(self.args) - 1)
+        if isinstance(item, Tensor):
+            place = tape.state.place_of(item)
+            if place is None:
+                return self._fed(kind_of(item.shape, item.dtype))
+            self.owners.append(place[0] if isinstance(place[0], dict | list) and "__builtins__" not in place[0] else _root(tape))
+            return Captured(place)
+        if cls is tuple or cls is list:
+            return cls(self.template(tape, part) for part in item)
+        if cls is slice:
+            return slice(*(self.template(tape, part) for part in (item.start, item.stop, item.step)))
+        if isinstance(item, dict):
+            return {name: self.template(tape, part) for name, part in item.items()}
+        if isinstance(item, tuple) and hasattr(item, "_make"):
+            return cls._make(self.template(tape, part) for part in item)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            fields = {f.name: self.template(tape, getattr(item, f.name)) for f in dataclasses.fields(item)}
+            return dataclasses.replace(item, **fields)
+        if isinstance(item, nn.Module):
+            self.owners.append(item)
+        return item
+
+    def _fed(self, kind: Kind) -> Feed:
+        self.feeds.append(kind)
+        return Feed(len(self.feeds) - 1)
+
+
+def _root(tape: Tape) -> Any:
+    return tape.state.roots[0] if tape.state.roots else None
+
+
+def _remember(tape: Tape, name: Any, args: tuple[Any, ...], entry: Entry, frame: FrameType) -> None:
+    """Let the operators find this signature without building it."""
+    parts: list[Any] = [name]
+    for item in args:
+        if item.__class__ is Value:
+            parts.append(item._kind)
+        elif (item.__class__ is int or item.__class__ is float) and item == item and item != 0:
+            parts += (item, item.__class__)
+        else:
+            return
+    assert entry.single is not None
+    tape.tables.fast[(*parts, id(frame.f_code), frame.f_lasti)] = (entry.number, entry.single)
+
+
+def _elsewhere(value: Value) -> Tensor:
+    """A value of a recording that is over is a tensor like any other."""
+    return value._tape.tensor(value)
+
+
+def _with_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call with the tensors that the values stand for: what is pending runs first."""
+    leaves: list[Value] = []
+    _values((args, kwargs), leaves)
+    tape = leaves[0]._tape if leaves else None
+    given, keywords = realised((args, kwargs))
+    if tape is None or tape.is_over():
+        return func(*given, **keywords)
+    with tape.pause():
+        return func(*given, **keywords)
+
+
+def realised(nest: Any) -> Any:
+    """Tensors in the place of values."""
+    cls = nest.__class__
+    if isinstance(nest, Value):
+        return nest._tape.tensor(nest)
+    if cls is tuple or cls is list:
+        return cls(realised(part) for part in nest)
+    if cls is dict:
+        return {key: realised(part) for key, part in nest.items()}
+    if cls is slice:
+        return slice(realised(nest.start), realised(nest.stop), realised(nest.step))
+    return nest
+
+
+def _values(nest: Any, found: list[Value]) -> None:
+    if isinstance(nest, Value):
+        found.append(nest)
+    elif isinstance(nest, tuple | list):
+        for part in nest:
+            _values(part, found)
+    elif isinstance(nest, dict):
+        for part in nest.values():
+            _values(part, found)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__name__", type(func).__name__)).strip("_")
+

@@ -1,0 +1,64 @@
+"""Constants: numbers that the code makes a tensor of. No tensor is made; the number is fed to whatever uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.value import Value
+
+if TYPE_CHECKING:
+    from weft.lazy.tape import Tape
+
+_INT = kind_of((), torch.int64)
+_BOOL = kind_of((), torch.bool)
+_LARGE = 1e38
+
+
+class Constant(Value):
+    """`torch.tensor(3)` while recording: its number is known, so asking for it runs nothing."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, tape: Tape, number: Any, kind: Kind) -> None:
+        self._tape = tape
+        self._ref = -1
+        self._kind = kind
+        self.number = number
+
+    def item(self) -> Any:
+        return self.number
+
+    def tolist(self) -> Any:
+        return self.number
+
+    def _plain(self) -> Any:
+        with self._tape.pause():
+            return torch.tensor(self.number, dtype=self._kind.dtype, device=self._tape.device)
+
+    def __repr__(self) -> str:
+        return f"Value({self.number!r}, dtype={str(self._kind.dtype).removeprefix('torch.')})"
+
+
+def constant(tape: Tape, number: Any, dtype: torch.dtype | None = None) -> Constant | None:
+    """The constant of a Python number, or None if it is not a plain one."""
+    cls = number.__class__
+    if cls is int:
+        return Constant(tape, number, _INT) if dtype is None or dtype is torch.int64 else _cast(tape, number, dtype)
+    if cls is bool and dtype is None:
+        return Constant(tape, number, _BOOL)
+    if cls is float and (dtype is None or dtype.is_floating_point):
+        return _cast(tape, number, dtype or torch.get_default_dtype())
+    return None
+
+
+def _cast(tape: Tape, number: Any, dtype: torch.dtype) -> Constant | None:
+    """A floating-point constant, rounded as the tensor would be."""
+    if dtype is torch.float64:
+        return Constant(tape, float(number), kind_of((), dtype))
+    if dtype is torch.float32 and abs(number) < _LARGE:
+        return Constant(tape, float(np.float32(number)), kind_of((), dtype))
+    return None

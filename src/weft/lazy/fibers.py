@@ -1,0 +1,232 @@
+"""Running the examples of a batch, each in its own fiber, so that any of them may wait for a number.
+
+A worker runs one example after the other. When code needs the number behind a value, its worker stops there and another one takes
+up the examples that are left. When every example is finished or waiting, one flush computes everything that is pending, and the
+waiting ones go on. Torch keeps its function modes, grad mode and autocast per thread, not per fiber: they are put back at every
+switch.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from weft.errors import TraceError, WeftError
+from weft.lazy.flush import Flush, alive, name_example
+from weft.lazy.mode import Recording
+from weft.lazy.modules import intercepted
+from weft.lazy.ops import Setting
+from weft.lazy.tape import Tape, active
+from weft.lazy.value import Value
+from weft.run.options import Options
+
+try:
+    import greenlet
+except ImportError:  # everything but asking for numbers works without
+    greenlet = None  # type: ignore[assignment]
+
+
+class _Pool(threading.local):
+    """Idle workers of this thread: a new one costs as much as twenty switches."""
+
+    def __init__(self) -> None:
+        self.idle: list[Any] = []
+
+
+_pool = _Pool()
+_MOST_IDLE = 4096
+
+
+class Waiting:
+    """An example that stopped, and the state of torch that its code had made."""
+
+    def __init__(self, worker: Any, example: int, setting: Setting, modes: list[Any], name: str | None) -> None:
+        self.worker, self.example, self.setting, self.modes, self.name = worker, example, setting, modes, name
+
+
+class Fibers:
+    """One batch: `start(i)` runs example i and returns its result."""
+
+    def __init__(self, tape: Tape, count: int, start: Callable[[int], Any], options: Options) -> None:
+        self.tape, self.count, self.start, self.options = tape, count, start, options
+        self.results: list[Any] = [None] * count
+        self.waiting: list[Waiting] = []
+        self.held: list[Waiting] = []
+        """Examples that wait at a name."""
+        self.todo = 0
+        self.example = -1
+        self.error: BaseException | None = None
+        self.flushes = 0
+        self.hub: Any = None
+        tape.driver = self
+
+    def run(self) -> list[Any]:
+        """Run all examples; what is pending at the end is left to the caller."""
+        with intercepted():
+            try:
+                self._phase(self._start_all)
+                while self.waiting or self.held:
+                    if self.waiting:
+                        self._flush()
+                    else:
+                        self._release()
+                    self._phase(self._resume_all)
+            except BaseException:
+                self.tape.ended = "failed"
+                self._cancel()
+                raise
+        return self.results
+
+    def _phase(self, run: Callable[[], None]) -> None:
+        """Let user code run, recorded."""
+        before, active.tape = active.tape, self.tape
+        self.mode = Recording(self.tape)
+        try:
+            with self.mode:
+                self.depth = len(_get_current_function_mode_stack())
+                run()
+        finally:
+            active.tape = before
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def _start_all(self) -> None:
+        if greenlet is None:
+            return self._work()
+        self.hub = greenlet.getcurrent()
+        while self.todo < self.count and self.error is None:
+            worker = _pool.idle.pop() if _pool.idle else greenlet.greenlet(_worker)
+            worker.parent = self.hub
+            worker.gr_context = contextvars.copy_context()
+            worker.switch(self)
+        return None
+
+    def _resume_all(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for number, stopped in enumerate(waiting):
+            if self.error is not None:
+                self.waiting += waiting[number:]
+                return
+            self.example = stopped.example
+            self.tape.bound(stopped.example)
+            self._restore(stopped)
+            stopped.worker.switch()
+
+    def _work(self) -> None:
+        """Examples one after the other, for as long as there are any."""
+        while self.todo < self.count and self.error is None:
+            example = self.example = self.todo
+            self.todo += 1
+            self.tape.bound(example)
+            try:
+                self.results[example] = self.start(example)
+            except BaseException as error:
+                self.error = explained(error, example)
+
+    # Stopping and going on
+
+    def need(self, value: Value) -> None:
+        """Stop this example until the value has been computed."""
+        self._stop(None)
+
+    def sync(self, name: str) -> None:
+        """Stop this example until every other one is finished or has arrived at this name, too."""
+        self._stop(name)
+
+    def _stop(self, name: str | None) -> None:
+        if greenlet is None:
+            raise TraceError("code that depends on the values of tensors needs fibers: install greenlet")
+        worker, example, tape = greenlet.getcurrent(), self.example, self.tape
+        if self.hub is None or worker is self.hub:
+            raise TraceError("a value is needed outside of the function that is run batched")
+        stopped = Waiting(worker, example, tape.setting, self._set_aside(), name)
+        if not tape.setting.is_plain:
+            _set(tape, Setting())
+        (self.waiting if name is None else self.held).append(stopped)
+        self.hub.switch()
+
+    def _set_aside(self) -> list[Any]:
+        """Function modes that the example's code has pushed, or None where ours is not on the stack just now."""
+        stack = _get_current_function_mode_stack()
+        aside: list[Any] = []
+        if len(stack) < self.depth:
+            _push_mode(self.mode)
+            return [None]
+        for _ in range(len(stack) - self.depth):
+            aside.append(_pop_mode())
+        return aside
+
+    def _restore(self, stopped: Waiting) -> None:
+        if not stopped.setting.is_plain:
+            _set(self.tape, stopped.setting)
+        if stopped.modes == [None]:
+            _pop_mode()
+            return
+        for mode in reversed(stopped.modes):
+            _push_mode(mode)
+
+    def _flush(self) -> None:
+        tape = self.tape
+        if tape.type:
+            Flush(tape, alive(tape)).run(self.options)
+            self.flushes += 1
+        tape.state.kept["needs values"] = True
+        tape.track()
+
+    def _release(self) -> None:
+        """All that are left wait at names: those at the name that was reached first go on."""
+        name = self.held[0].name
+        self.waiting = [stopped for stopped in self.held if stopped.name == name]
+        self.held = [stopped for stopped in self.held if stopped.name != name]
+
+    def _cancel(self) -> None:
+        """End the examples that are waiting; their `finally` blocks run, and record nothing."""
+        waiting, self.waiting, self.held = self.waiting + self.held, [], []
+        before, active.tape = active.tape, None
+        try:
+            for stopped in waiting:
+                stopped.worker.parent = greenlet.getcurrent()
+                stopped.worker.throw(greenlet.GreenletExit)
+        finally:
+            active.tape = before
+
+
+def _worker(batch: Fibers | None) -> None:
+    """A worker's whole life: batch after batch, in the thread that made it."""
+    while batch is not None:
+        batch._work()
+        if len(_pool.idle) >= _MOST_IDLE:
+            return
+        _pool.idle.append(greenlet.getcurrent())
+        hub, batch = batch.hub, None
+        batch = hub.switch()
+
+
+def _set(tape: Tape, setting: Setting) -> None:
+    """Put torch into the state of a setting."""
+    grad = tape.ambient_grad and not setting.detached
+    torch._C._set_grad_enabled(grad)
+    kind = tape.autocast_kind
+    enabled, dtype = tape.ambient_autocast if setting.autocast is None else (setting.autocast[2], setting.autocast[1])
+    torch.set_autocast_enabled(kind, enabled)
+    torch.set_autocast_dtype(kind, dtype)
+    tape.set_context()
+
+
+def explained(error: BaseException, example: int) -> BaseException:
+    """The error with the example named; where something refused a Value, a TraceError that says what to do."""
+    text = str(error)
+    if not isinstance(error, WeftError) and isinstance(error, Exception) and f"{Value.__module__}." in text:
+        meant = TraceError(
+            f"{text.strip().splitlines()[0]}: it insists on real tensors; put the call into a weft.cell, or pass weft.value(v)"
+        )
+        meant.__cause__ = error
+        error = meant
+    name_example(error, example)
+    return error

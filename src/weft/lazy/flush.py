@@ -1,0 +1,188 @@
+"""A flush: everything that was recorded since the last one runs as one batched computation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import TraceError
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
+from weft.lazy.coarsen import Recorded, coarse_program
+from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.ops import Arg, Feed, Op
+from weft.lazy.tape import Tape
+from weft.run.calls import Group, run_calls
+from weft.run.options import Options
+
+
+class Rows:
+    """Results of one kind from one flush."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self._rows: tuple[Tensor, ...] | None = None
+        self._numbers: list[Any] | None = None
+
+    def row(self, at: int) -> Tensor:
+        if self._rows is None:
+            self._rows = self.rows.unbind(0)
+        return self._rows[at]
+
+    def numbers(self) -> list[Any]:
+        if self._numbers is None:
+            self._numbers = self.rows.detach().tolist()
+        return self._numbers
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
+_given: dict[tuple[Kind, str], Op] = {}
+
+
+def given_op(kind: Kind, device: str) -> Op:
+    """The operation that hands in what an earlier flush gave."""
+    found = _given.get((kind, device))
+    if found is None:
+        found = _given[kind, device] = Op("given", _identity, ((Feed(0),), {}), (), (kind,), device=device)
+    return found
+
+
+class Flush:
+    """One flush of a tape: its programs, and where its references are in them."""
+
+    def __init__(self, tape: Tape, wanted: References) -> None:
+        self.tape, self.state = tape, tape.state
+        self.handed = len(tape.imports)
+        _check_unchanged(tape)
+        self.recorded = recorded(tape)
+        self.wanted = wanted
+
+    def programs(self) -> tuple[list[CallProgram], References]:
+        """What to run, and the wanted references in it."""
+        tape, first = self.tape, self.handed << OUTPUT_BITS
+        main, wanted, self.origin = coarse_program(self.state, self.recorded, self.wanted - tape.floor, tape.sites)
+        arguments = np.where(main.arguments < 0, (-main.arguments - 1) << OUTPUT_BITS, main.arguments + first)
+        if not self.handed:
+            return [main], wanted
+        main = CallProgram(main.type, arguments, main.further, main.data)
+        return [self._imports(), _shifted(main, first)], wanted + first
+
+    def _imports(self) -> CallProgram:
+        """The results of earlier flushes that are used again, one call each."""
+        found = [self.tape.results[ref] for ref in self.tape.imports]
+        library = self.state.library
+        kinds = [kind_of(rows.rows.shape[1:], rows.rows.dtype) for rows, _ in found]
+        types = np.array([library.number(given_op(kind, self.tape.device)) for kind in kinds], np.int32)
+        tables: dict[tuple[int, int], Table] = {}
+        for number in np.unique(types).tolist():
+            chosen = [found[at] for at in np.flatnonzero(types == number)]
+            tables[number, 0] = _gathered(chosen)
+        return CallProgram(types, np.empty(0, np.int64), np.empty(0, np.int32), tables)
+
+    def run(self, options: Options) -> None:
+        """Run, keep the results, and let the tape go on after them."""
+        programs, wanted = self.programs()
+        groups = run_calls(self.state.library, programs, wanted, options, self.blame)
+        self._keep(groups)
+
+    def _keep(self, groups: Sequence[Group]) -> None:
+        tape = self.tape
+        refs = self.wanted.tolist()
+        for group in groups:
+            rows = Rows(group.rows)
+            for row, at in enumerate(group.at.tolist()):
+                tape.results[refs[at]] = (rows, row)
+        advance(tape)
+
+    def blame(self, call: int, error: Exception) -> None:
+        """Say in which example an error came up."""
+        call -= self.handed
+        if call >= 0:
+            name_example(error, self.example_of(int(self.origin[call])))
+
+    def example_of(self, call: int) -> int:
+        bounds = [start for start, _ in self.tape.bounds]
+        return self.tape.bounds[max(np.searchsorted(bounds, call, "right") - 1, 0)][1] if bounds else 0
+
+
+def _shifted(program: CallProgram, first: int) -> CallProgram:
+    """Merging adds the number of calls before to every reference; take it off here."""
+    return CallProgram(program.type, program.arguments - first, program.further, program.data)
+
+
+def _gathered(found: list[tuple[Rows, int]]) -> Tensor:
+    sources = {id(rows): rows.rows for rows, _ in found}
+    first, at = {}, 0
+    for key, rows in sources.items():
+        first[key] = at
+        at += len(rows)
+    whole = next(iter(sources.values())) if len(sources) == 1 else torch.cat(list(sources.values()))
+    index = torch.tensor([first[id(rows)] + row for rows, row in found], device=whole.device)
+    return whole.index_select(0, index)
+
+
+def recorded(tape: Tape) -> Recorded:
+    """What the tape holds since the last flush, as arrays; references count from its first call, those handed in are negative."""
+    arguments = np.array(tape.arguments, np.int64)
+    arguments -= np.where(arguments >= 0, tape.floor, 0)
+    data: dict[tuple[int, int], Table] = {}
+    for number, rows in tape.data.items():
+        feeds = tape.state.fines[number].feeds
+        for i, kind in enumerate(feeds):
+            data[number, i] = table(rows[i :: len(feeds)], kind.dtype)
+    starts = np.zeros(len(tape.type) + 1, bool)
+    starts[[0, -1, *(call for call, _ in tape.bounds)]] = True
+    return Recorded(np.array(tape.type, np.int32), arguments, np.array(tape.further, np.int32), data, starts)
+
+
+def advance(tape: Tape) -> None:
+    """Everything recorded so far has been run."""
+    tape.past.append(tape.segment())
+    tape.floor = tape.next
+    tape.type, tape.arguments, tape.further = [], [], []
+    tape.data.clear()
+    tape.imports, tape.fed, tape.bounds = {}, [], []
+    if tape.values is not None:
+        tape.values.clear()
+
+
+def alive(tape: Tape) -> References:
+    """References of the values that somebody still holds; of all there are where that is not known."""
+    if tape.values is None:
+        outputs = [len(tape.state.fines[number].outs) for number in tape.type]
+        calls = np.repeat(np.arange(len(outputs)), outputs)
+        first = np.repeat(np.cumsum([0, *outputs])[:-1], outputs)
+        refs: References = tape.floor + (calls << OUTPUT_BITS) + np.arange(len(calls)) - first
+        return refs
+    counts = list(map(sys.getrefcount, tape.values))
+    held = [value._ref for value, count in zip(tape.values, counts, strict=True) if count > _UNHELD]
+    return np.unique(np.array([ref for ref in held if ref >= tape.floor], np.int64))
+
+
+_UNHELD = next(map(sys.getrefcount, [object()]))
+"""What the count of references is where only a list holds an object."""
+
+
+def _check_unchanged(tape: Tape) -> None:
+    for tensor, version in tape.fed:
+        if tensor._version != version:
+            raise TraceError(
+                f"a tensor of shape {list(tensor.shape)} was written into after a recorded operation had used it; use .clone() "
+                "before writing"
+            )
+
+
+def name_example(error: BaseException, example: int) -> None:
+    note = f"in example {example}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+__all__ = ["Arg", "Flush", "Rows", "advance", "alive", "name_example"]

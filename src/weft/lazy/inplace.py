@@ -1,0 +1,50 @@
+"""Writing into values: the value stands for the new tensor from then on; nothing else changes.
+
+A tensor shares memory with its views; values do not. So writing into a view of a value, and reading a view of a value that was
+written into later, raise an error and are never silently different from PyTorch.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from weft.errors import TraceError
+from weft.lazy.calls import record
+from weft.lazy.tape import Tape
+from weft.lazy.value import Value
+
+
+def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """Record an in-place function as a function; its first argument becomes the result."""
+    if tape.ended is not None:
+        return record(tape, func, args, kwargs, frame)
+    target, name = args[0], str(getattr(func, "__name__", func))
+    if target.__class__ is not Value:
+        raise TraceError(f"{name}: a constant, or a stack of a list, cannot be written into; use .clone() first")
+    tape.views.update(tape)
+    if target._ref in tape.views.bases:
+        raise TraceError(
+            f"{name}: this Value is a view of another (an index, slice or reshape of it), which would not change with it; "
+            "write into the whole, as in v[i] = ..., or use .clone() first"
+        )
+    found = record(tape, _setitem if func is Tensor.__setitem__ else func, args, kwargs, frame)
+    if found._kind is not target._kind:
+        raise TraceError(f"{name}: the result is {found._kind}, which cannot be written into a Value of {target._kind}")
+    if target._ref in tape.views.viewed:
+        tape.overwritten.add(target._ref)
+        if not tape.watchful:
+            tape.watchful = True
+            tape.set_context()
+    target._ref = found._ref
+    if tape.values is not None:
+        tape.values.append(target)
+    return target
+
+
+def _setitem(target: Tensor, index: Any, given: Any) -> Tensor:
+    target = target.clone()
+    target[index] = given
+    return target

@@ -1,0 +1,181 @@
+"""Every torch function that the user's code calls while recording comes through here, with or without values among its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from sys import _getframe
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, handle_torch_function
+
+from weft.errors import TraceError
+from weft.lazy.calls import _with_tensors, record
+from weft.lazy.constants import constant
+from weft.lazy.stacks import reduced, stack
+from weft.lazy.tape import Tape, active
+from weft.lazy.value import REFUSED, STEP, Value
+
+_HANDLE = handle_torch_function.__code__
+
+
+class Recording(TorchFunctionMode):
+    """Pushed once for a recording; the fibers of its examples never push anything."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tape = self.tape
+        frame = _getframe(1)
+        if not kwargs:
+            count = len(args)
+            if count == 1:
+                first = args[0]
+                if first.__class__ is Value and first._ref >= tape.floor:
+                    entry = tape.fast.get((func, first._kind, id(frame.f_code), frame.f_lasti))
+                    if entry is not None:
+                        ref = tape.next
+                        tape.next = ref + STEP
+                        tape.type.append(entry[0])
+                        tape.arguments.append(first._ref)
+                        return tape.make(tape, ref, entry[1])
+        if tape.paused:
+            return func(*args, **(kwargs or {}))
+        if frame.f_code is _HANDLE and frame.f_back is not None:
+            frame = frame.f_back.f_back or frame.f_back
+        return called(tape, func, args, kwargs or {}, frame)
+
+
+def called(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """A torch function is called: record it, or run it now where everything in it is known."""
+    special = SPECIAL.get(func)
+    if special is not None:
+        return special(tape, func, args, kwargs, frame)
+    return ordinary(tape, func, args, kwargs, frame)
+
+
+def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """A function without a rule of its own."""
+    if _has_values(args) or (kwargs and _has_values(kwargs.values())):
+        return _called_with_values(tape, func, args, kwargs, frame)
+    if func in FACTORIES or (_name(func) != "__get__" and _touches_model(tape, args, kwargs)) or _name(func) in RANDOM:
+        if "out" in kwargs or _writes(_name(func)) or func in UNRECORDED:
+            return func(*args, **kwargs)
+        return record(tape, FACTORIES.get(func, func), args, kwargs, frame)
+    return func(*args, **kwargs)
+
+
+def _called_with_values(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    name = _name(func)
+    if kwargs.get("out") is not None:
+        raise TraceError(f"{name} with out=: a recorded result cannot be written into a given tensor; use what {name} returns")
+    if _writes(name):
+        if not isinstance(args[0], Value):
+            raise TraceError(
+                f"{name}: a Value cannot be written into a real tensor, which would stay unchanged; make the tensor inside the "
+                "batched function (torch.zeros, x.clone() of a Value), or collect the values in a list and use torch.stack"
+            )
+        return tape.record_inplace(func, args, kwargs, frame)
+    if name in REFUSED:
+        raise TraceError(f"torch function {name} on a Value: {REFUSED[name]}")
+    if func in NEEDS_VALUE:
+        return _with_tensors(func, args, kwargs)
+    found = reduced(tape, func, args, kwargs, frame)
+    if found is not NotImplemented:
+        return found
+    return record(tape, func, args, kwargs, frame, func if len(args) == 1 and not kwargs else None)
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A torch function on values while no mode of ours is on the stack."""
+    tape = active.tape
+    if tape is None or tape.paused:
+        return _with_tensors(func, args, kwargs)
+    return called(tape, func, args, kwargs, _getframe(2))
+
+
+def _has_values(items: Any) -> bool:
+    for item in items:
+        if isinstance(item, Value):
+            return True
+        if item.__class__ is tuple or item.__class__ is list:
+            if _has_values(item):
+                return True
+    return False
+
+
+def _touches_model(tape: Tape, args: Any, kwargs: Any) -> bool:
+    for item in (*args, *kwargs.values()):
+        if isinstance(item, Tensor):
+            if tape.state.place_of(item) is not None:
+                return True
+        elif item.__class__ is tuple or item.__class__ is list:
+            if _touches_model(tape, item, {}):
+                return True
+    return False
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", "")
+
+
+def _writes(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE
+
+
+IN_PLACE = frozenset(
+    "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ "
+    "__irshift__ __set__".split()
+)
+RANDOM = frozenset(
+    "rand randn randint rand_like randn_like randint_like randperm normal bernoulli multinomial poisson dropout alpha_dropout "
+    "feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d gumbel_softmax rrelu native_dropout binomial".split()
+)
+FACTORIES: dict[Any, Any] = {
+    torch.zeros: torch.zeros,
+    torch.ones: torch.ones,
+    torch.full: torch.full,
+    torch.empty: torch.zeros,
+}
+"""Tensors made of nothing: recorded, so that they can be written into; memory that is not set holds zeros."""
+
+NEEDS_VALUE = frozenset(
+    (torch.equal, torch.allclose, torch.is_nonzero, torch.Tensor.equal, torch.Tensor.allclose, torch.Tensor.is_nonzero)
+)
+
+
+def _tensor(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """`torch.tensor`: of a number a constant; of values their stack, without gradient, as of tensors."""
+    if len(args) == 1 and (not kwargs or kwargs.keys() == {"dtype"}):
+        made = constant(tape, args[0], kwargs.get("dtype") if kwargs else None)
+        if made is not None:
+            return made
+    if args and _has_values(args):
+        found = _joined(args[0]).detach()
+        return found if kwargs.get("dtype") is None else found.to(kwargs["dtype"])
+    return func(*args, **kwargs)
+
+
+def _joined(nest: Any) -> Any:
+    if isinstance(nest, Value):
+        return nest.clone()
+    parts: Any = [_joined(part) if isinstance(part, Value | list | tuple) else torch.tensor(part) for part in nest]
+    return torch.stack(parts)
+
+
+def _set_grad(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    func(*args, **kwargs)
+    tape.set_context()
+
+
+Special = Callable[[Tape, Any, tuple[Any, ...], dict[str, Any], FrameType], Any]
+SPECIAL: dict[Any, Special] = {
+    torch.tensor: _tensor,
+    torch._C._set_grad_enabled: _set_grad,
+    torch.stack: stack,
+}
+UNRECORDED: frozenset[Any] = frozenset((torch.Tensor.requires_grad_, torch.Tensor.register_hook, torch.Tensor.detach_))

@@ -1,0 +1,227 @@
+"""Operations: what one recorded call computes, found once per signature.
+
+An operation is a function with its arguments written as a template: some are results of other calls (`Arg`), some are data of
+the call (`Feed`), some are tensors of the model that are looked up at every run (`Captured`), the rest are constants. Running
+it once on fake tensors tells what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.errors import TraceError
+from weft.graph.calls import CallType
+from weft.graph.capture import Place, fetch
+from weft.graph.cell import discover
+from weft.graph.tracing import tracing
+from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.nests import Structure, flatten
+
+
+@dataclass(frozen=True)
+class Arg:
+    """The result of another call."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Data of this call."""
+
+    at: int
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A tensor of the model, at the place where it is looked up."""
+
+    place: Place
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How calls were recorded, where it differs from how the whole runs."""
+
+    detached: bool = False
+    autocast: tuple[str, torch.dtype, bool] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        grad = torch.is_grad_enabled() and not self.detached
+        if self.autocast is None:
+            with torch.set_grad_enabled(grad):
+                yield
+        else:
+            kind, dtype, enabled = self.autocast
+            with torch.set_grad_enabled(grad), torch.autocast(kind, dtype=dtype, enabled=enabled):
+                yield
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.detached and self.autocast is None
+
+
+PLAIN = Setting()
+
+
+def fill(template: Any, args: Sequence[Any], feeds: Sequence[Any]) -> Any:
+    """The template with tensors in place."""
+    cls = template.__class__
+    if cls is Arg:
+        return args[template.at]
+    if cls is Feed:
+        return feeds[template.at]
+    if cls is Captured:
+        return fetch(template.place)
+    if cls is tuple or cls is list:
+        return cls(fill(part, args, feeds) for part in template)
+    if cls is slice:
+        return slice(*(fill(part, args, feeds) for part in (template.start, template.stop, template.step)))
+    if isinstance(template, dict):
+        return {key: fill(part, args, feeds) for key, part in template.items()}
+    if isinstance(template, tuple) and hasattr(cls, "_make"):
+        return cls._make(fill(part, args, feeds) for part in template)
+    if dataclasses.is_dataclass(template) and not isinstance(template, type):
+        fields = {f.name: fill(getattr(template, f.name), args, feeds) for f in dataclasses.fields(template)}
+        return dataclasses.replace(template, **fields)
+    return template
+
+
+class NeedsValue(Exception):
+    """What comes out depends on values: how long it is, or a Python number."""
+
+
+class Op:
+    """One signature of a function. `outs` are the kinds of the tensors that it gives; `shape` says in what nest they come."""
+
+    def __init__(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        template: Any,
+        args: Sequence[Kind],
+        feeds: Sequence[Kind],
+        setting: Setting = PLAIN,
+        owners: Sequence[object] = (),
+        device: str = "cpu",
+        is_cell: bool = False,
+    ) -> None:
+        self.name, self.func, self.template, self.setting, self.device = name, func, template, setting, device
+        self.args, self.feeds, self.owners, self.is_cell = tuple(args), tuple(feeds), tuple(owners), is_cell
+        self.many: Kind | None = None
+        self.outs: tuple[Kind, ...] = ()
+        self.structure: Structure = None
+        self.constants: tuple[Any, ...] = ()
+        self.random = False
+        self.views: tuple[int, ...] = ()
+        """For each output the argument that it is a view of, or -1."""
+        self._found: tuple[Any, ...] | None = None
+        self._explore()
+
+    def run(self, args: Sequence[Tensor], feeds: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors that come out, in a flat list."""
+        positional, keywords = fill(self.template, args, feeds)
+        if self.setting.is_plain:
+            result = self.func(*positional, **keywords)
+        else:
+            with self.setting():
+                result = self.func(*positional, **keywords)
+        if result.__class__ is Tensor and self._found is not None:
+            return [result]
+        leaves: list[Any] = []
+        structure = flatten(result, leaves)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        constants = tuple(_HOLE if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        self._check(structure, constants, leaves, tensors, args)
+        return tensors
+
+    def _check(self, structure: Structure, constants: tuple[Any, ...], leaves: list[Any], tensors: list[Tensor], args: Any) -> None:
+        if self._found is None:
+            self._found = (structure, constants)
+            self.structure, self.constants = structure, constants
+            self.views = tuple(_base(tensor, args) for tensor in tensors)
+        elif structure != self.structure:
+            raise TraceError(f"{self.name} gives another structure than at its first call with these shapes; use one structure")
+
+    def body(self, *given: Any) -> list[Tensor]:
+        count = len(self.args)
+        return self.run(given[:count], given[count:])
+
+    def _explore(self) -> None:
+        """Find out what comes out, on fake tensors."""
+        probe = CallType(self.name, self.body, self._specs(self.args), self._specs(self.feeds), device=self.device)
+        watch = _Watch()
+
+        def body(rows: Any) -> Any:
+            with watch:
+                return probe.engine_body()(rows)
+
+        with tracing:
+            try:
+                found = discover(body, probe.spec).outputs
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                if not self.is_cell:
+                    raise NeedsValue from error
+                self._found = None
+                with torch.random.fork_rng(devices=[]):
+                    found = discover(probe.engine_body(), probe.spec, fake=False).outputs
+        self.random = watch.random
+        self.outs = tuple(kind_of(spec.shape, spec.dtype) for spec in found.values())
+
+    @staticmethod
+    def _specs(kinds: Sequence[Kind]) -> tuple[Any, ...]:
+        return tuple(kind.spec for kind in kinds)
+
+    def call_type(self) -> CallType:
+        """The operation as the engine takes it."""
+        many = None if self.many is None else self.many.spec
+        args, feeds, outs = self._specs(self.args), self._specs(self.feeds), self._specs(self.outs)
+        return CallType(self.name, self.body, args, feeds, outs, many, self.owners, self.random, self.device)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {', '.join(map(repr, (*self.args, *self.feeds)))} -> {', '.join(map(repr, self.outs))}>"
+
+
+class _Hole:
+    """Where a tensor stands in a nest of results."""
+
+
+_HOLE = _Hole()
+
+
+def holes_filled(op: Op, tensors: Sequence[Any]) -> Iterator[Any]:
+    """The leaves of the operation's result: tensors where it gives tensors, constants elsewhere."""
+    left = iter(tensors)
+    for constant in op.constants:
+        yield next(left) if constant is _HOLE else constant
+
+
+def _base(tensor: Tensor, args: Sequence[Any]) -> int:
+    storage = tensor.untyped_storage()._cdata
+    for position, given in enumerate(args):
+        if isinstance(given, Tensor) and given.untyped_storage()._cdata == storage:
+            return position
+    return -1
+
+
+class _Watch(TorchDispatchMode):
+    """Sees whether random numbers are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.random = True
+        return func(*args, **(kwargs or {}))

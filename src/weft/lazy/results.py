@@ -1,0 +1,140 @@
+"""From the results of the examples to the result of the batch: leaf by leaf, stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import ShapeError, StructureError
+from weft.graph.program import Ints
+from weft.graph.recording import References
+from weft.lazy.constants import Constant
+from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.nests import Structure, build, flatten, paths
+from weft.lazy.value import Value
+from weft.run.calls import Group, in_order, stacked
+
+WAY_OUT = "use weft.batched(fn, stack=False) for a list of the examples' results"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One example's result: its structure, its leaves, and for each leaf what kind of thing it is."""
+
+    structure: Structure
+    leaves: list[Any]
+
+    @staticmethod
+    def of(result: Any) -> Outcome:
+        if result.__class__ is Value:
+            return Outcome(None, [result])
+        leaves: list[Any] = []
+        structure = flatten(result, leaves)
+        return Outcome(structure, [_settled(leaf) for leaf in leaves])
+
+
+def _settled(leaf: Any) -> Any:
+    return leaf._plain() if isinstance(leaf, Value) and leaf.__class__ is not Value else leaf
+
+
+def wanted_references(outcomes: Sequence[Outcome]) -> References:
+    """The references that the results hold, each once, in ascending order."""
+    refs = [leaf._ref for outcome in outcomes for leaf in outcome.leaves if leaf.__class__ is Value]
+    return np.unique(np.array(refs, np.int64))
+
+
+class Gathered:
+    """The tensors of a batch's wanted references, and how to get at them."""
+
+    def __init__(self, wanted: References, groups: Sequence[Group]) -> None:
+        self.wanted, self.groups = wanted, groups
+        self._single: list[Tensor] | None = None
+
+    def stacked(self, refs: Sequence[int]) -> Tensor:
+        positions: Ints = np.searchsorted(self.wanted, np.array(refs, np.int64)).astype(np.int32)
+        return stacked(self.groups, positions)
+
+    def one(self, ref: int) -> Tensor:
+        if self._single is None:
+            self._single = in_order(self.groups, len(self.wanted))
+        return self._single[int(np.searchsorted(self.wanted, ref))]
+
+
+def separate(outcomes: Sequence[Outcome], gathered: Gathered) -> list[Any]:
+    """The list of the examples' own results."""
+
+    def leaf_of(leaf: Any) -> Any:
+        return gathered.one(leaf._ref) if leaf.__class__ is Value else leaf
+
+    return [build(outcome.structure, iter([leaf_of(leaf) for leaf in outcome.leaves])) for outcome in outcomes]
+
+
+def joined(outcomes: Sequence[Outcome], gathered: Gathered, device: str) -> Any:
+    """One nest of the structure that all results have, with the leaves of all examples stacked."""
+    structure = outcomes[0].structure
+    for number, outcome in enumerate(outcomes):
+        if outcome.structure != structure:
+            raise StructureError(
+                f"examples 0 and {number} return different structures: {_shown(outcomes[0])} and {_shown(outcome)}; {WAY_OUT}"
+            )
+    names = list(paths(structure))
+    leaves = [
+        _column(name, [outcome.leaves[at] for outcome in outcomes], gathered, device) for at, name in enumerate(names)
+    ]
+    return build(structure, iter(leaves))
+
+
+def _shown(outcome: Outcome) -> str:
+    names = iter([f"{type(leaf).__name__}" for leaf in outcome.leaves])
+    return repr(build(outcome.structure, names)).replace("'", "")
+
+
+def _column(name: str, column: list[Any], gathered: Gathered, device: str) -> Any:
+    """One leaf of all examples."""
+    kinds = [_kind(leaf) for leaf in column]
+    first = kinds[0]
+    for number, kind in enumerate(kinds):
+        if kind is not first:
+            _refuse(name, number, first, kind)
+    if isinstance(first, Kind):
+        return _tensors(column, gathered)
+    if first in (bool, int, float):
+        return torch.tensor(column, device=device)
+    return None if first is None else column
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, Value):
+        return leaf._kind
+    if isinstance(leaf, Tensor):
+        return kind_of(leaf.shape, leaf.dtype)
+    if leaf is None:
+        return None
+    return type(leaf) if type(leaf) in (bool, int, float) else object
+
+
+def _refuse(name: str, number: int, first: Any, other: Any) -> None:
+    where = f"result{name} of examples 0 and {number}"
+    if isinstance(first, Kind) and isinstance(other, Kind):
+        raise ShapeError(f"{where}: {first} and {other} cannot be stacked; {WAY_OUT}")
+    raise StructureError(f"{where}: {_word(first)} and {_word(other)} cannot be stacked; {WAY_OUT}")
+
+
+def _word(kind: Any) -> str:
+    if isinstance(kind, Kind):
+        return f"a tensor {kind}"
+    return "None" if kind is None else "an object" if kind is object else f"a Python {kind.__name__}"
+
+
+def _tensors(column: list[Any], gathered: Gathered) -> Tensor:
+    if all(leaf.__class__ is Value for leaf in column):
+        return gathered.stacked([leaf._ref for leaf in column])
+    return torch.stack([gathered.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in column])
+
+
+__all__ = ["Constant", "Gathered", "Outcome", "joined", "separate", "wanted_references"]

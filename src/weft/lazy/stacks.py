@@ -1,0 +1,221 @@
+"""`torch.stack` of a list of values stays a list for as long as it can.
+
+What is done to every row alike is recorded row by row, and reductions over the rows are one kind of call for any length; so
+attention over histories of different lengths batches across examples. What needs the stack as a whole gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from sys import _getframe
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.lazy.calls import record
+from weft.lazy.kinds import kind_of
+from weft.lazy.reduce import reduce_values
+from weft.lazy.tape import Tape
+from weft.lazy.value import ARITHMETIC, COMPARISONS, Value
+
+
+class Stacked(Value):
+    """A stack along a new first dimension, kept as the list of its rows."""
+
+    __slots__ = ("_joined", "parts")
+
+    def __init__(self, tape: Tape, parts: Sequence[Value]) -> None:
+        kind = parts[0]._kind
+        super().__init__(tape, -1, kind_of((len(parts), *kind.shape), kind.dtype))
+        self.parts = [tape.make(tape, part._ref, kind) for part in parts]
+        self._joined: Any = None
+
+    def _plain(self) -> Any:
+        if self._joined is None:
+            self._joined = record(self._tape, torch.stack, (self.parts,), {}, _getframe(1))
+        return self._joined
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and not isinstance(index, bool):
+            return self.parts[index]
+        if isinstance(index, slice) and self.parts[index]:
+            return Stacked(self._tape, self.parts[index])
+        rest = index[1:] if isinstance(index, tuple) else ()
+        if rest and index[0] in (slice(None), ...) and (index[0] != ... or rest == (None,)):
+            return self._each(lambda part: part[(..., *rest) if index[0] is ... else rest])
+        return self._plain()[index]
+
+    def _each(self, fn: Callable[[Any], Any]) -> Any:
+        return stacked(self._tape, [fn(part) for part in self.parts])
+
+    def _reduced(self, how: str) -> Any:
+        return reduce_values(self._tape, how, self.parts, _getframe(2))
+
+
+def stacked(tape: Tape, parts: list[Any]) -> Any:
+    """A stack of these values, as a list where they are all of one kind."""
+    first = parts[0]
+    alike = all(part.__class__ is Value and part._tape is tape and part._kind is first._kind for part in parts)
+    return Stacked(tape, parts) if alike else torch.stack([part._plain() if isinstance(part, Value) else part for part in parts])
+
+
+def stack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """`torch.stack` while recording."""
+    parts = args[0] if args else kwargs.get("tensors")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    if isinstance(parts, list | tuple) and parts and dim == 0 and kwargs.get("out") is None:
+        first = parts[0]
+        if all(part.__class__ is Value and part._tape is tape and part._kind is first._kind for part in parts):
+            return Stacked(tape, parts)
+    from weft.lazy.mode import ordinary
+
+    return ordinary(tape, func, args, kwargs, frame)
+
+
+def reduced(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """The function on a stack that is still a list, or NotImplemented where it needs the whole."""
+    rule = RULES.get(getattr(func, "__name__", "").strip("_"))
+    if rule is None or not any(isinstance(item, Stacked) for item in args):
+        return NotImplemented
+    return rule(func, *args, **kwargs)
+
+
+def _is_first(x: Any, dim: Any) -> bool:
+    return isinstance(dim, int) and not isinstance(dim, bool) and dim in (0, -x.ndim)
+
+
+def _reduction(how: str) -> Callable[..., Any]:
+    def rule(func: Any, x: Any, dim: Any = None, keepdim: bool = False, *rest: Any, **more: Any) -> Any:
+        single = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
+        if not isinstance(x, Stacked) or rest or more or keepdim or not _is_first(x, single) or not x.is_floating_point():
+            return NotImplemented
+        return x._reduced(how)
+
+    return rule
+
+
+def _softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
+    if not isinstance(x, Stacked) or not _is_first(x, dim) or more or any(item is not None for item in rest):
+        return NotImplemented
+    with_powers = _powers(x)
+    return with_powers / with_powers._reduced("sum")
+
+
+def _log_softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
+    found = _logsumexp(func, x, dim, *rest, **more)
+    return found if found is NotImplemented else x - found
+
+
+def _logsumexp(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
+    if not isinstance(x, Stacked) or not _is_first(x, dim) or more or any(rest):
+        return NotImplemented
+    top = x._reduced("max").detach()
+    return (x - top).exp()._reduced("sum").log() + top
+
+
+def _powers(x: Stacked) -> Any:
+    top = x._reduced("max").detach()
+    return (x - top).exp()
+
+
+def _pointwise(func: Any, x: Any, *rest: Any, **more: Any) -> Any:
+    return x._each(lambda part: func(part, *rest, **more)) if isinstance(x, Stacked) else NotImplemented
+
+
+def _binary(func: Any, x: Any, y: Any, **more: Any) -> Any:
+    if isinstance(x, Stacked) and isinstance(y, Stacked):
+        if len(x.parts) == len(y.parts) and x.ndim == y.ndim:
+            return stacked(x._tape, [func(a, b, **more) for a, b in zip(x.parts, y.parts, strict=True)])
+    elif isinstance(x, Stacked) and _fits(y, x):
+        return x._each(lambda part: func(part, y, **more))
+    elif isinstance(y, Stacked) and _fits(x, y):
+        return y._each(lambda part: func(x, part, **more))
+    return NotImplemented
+
+
+def _fits(other: Any, x: Stacked) -> bool:
+    return isinstance(other, int | float) or (isinstance(other, Value | Tensor) and other.ndim < x.ndim)
+
+
+def _matmul(func: Any, x: Any, y: Any) -> Any:
+    if isinstance(x, Stacked):
+        if isinstance(y, Stacked):
+            if x.ndim == 1 and y.ndim == 2 and len(x.parts) == len(y.parts) and x.is_floating_point():
+                return (x.unsqueeze(-1) * y)._reduced("sum")
+        elif x.ndim == 2 and isinstance(y, Value | Tensor) and y.ndim in (1, 2):
+            return x._each(lambda part: func(part, y))
+    return NotImplemented
+
+
+def _unsqueeze(func: Any, x: Any, dim: Any) -> Any:
+    return x._each(lambda part: part.unsqueeze(-1)) if isinstance(x, Stacked) and dim in (-1, x.ndim) else NotImplemented
+
+
+def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    return x._each(lambda part: func(part, weight, bias)) if isinstance(x, Stacked) and x.ndim > 1 else NotImplemented
+
+
+POINTWISE = (
+    "abs ceil celu clamp clamp_max clamp_min clone cos detach elu erf exp expm1 floor gelu hardtanh leaky_relu log log1p logsigmoid "
+    "mish neg reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin softplus softsign sqrt square tan tanh dropout"
+).split()
+RULES: dict[str, Callable[..., Any]] = {
+    "sum": _reduction("sum"),
+    "mean": _reduction("mean"),
+    "amax": _reduction("max"),
+    "amin": _reduction("min"),
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "logsumexp": _logsumexp,
+    "matmul": _matmul,
+    "mv": _matmul,
+    "unsqueeze": _unsqueeze,
+    "linear": _linear,
+    **dict.fromkeys(POINTWISE, _pointwise),
+    **dict.fromkeys([*COMPARISONS, *ARITHMETIC[:-5], "div", "true_divide", "subtract", "multiply", "maximum", "minimum"], _binary),
+}
+RULES["matmul"] = _matmul
+
+
+def _method(name: str, func: Any) -> Callable[..., Any]:
+    rule = RULES[name.strip("_")]
+
+    def method(self: Stacked, *args: Any, **kwargs: Any) -> Any:
+        found = NotImplemented if self._tape.is_over() else rule(func, self, *args, **kwargs)
+        return record(self._tape, func, (self, *args), kwargs, _getframe(1)) if found is NotImplemented else found
+
+    return method
+
+
+def _reflected(name: str) -> Callable[..., Any]:
+    func = getattr(Tensor, f"__{name}__")
+    rule = RULES[name]
+
+    def method(self: Stacked, other: Any) -> Any:
+        found = NotImplemented if self._tape.is_over() else rule(lambda a, b: getattr(a, f"__{name}__")(b), other, self)
+        if found is NotImplemented or isinstance(other, int | float):
+            return record(self._tape, getattr(Tensor, f"__r{name}__"), (self, other), {}, _getframe(1))
+        return found
+
+    method.__doc__ = func.__doc__
+    return method
+
+
+def _install() -> None:
+    for name in RULES:
+        if hasattr(Tensor, name):
+            setattr(Stacked, name, _method(name, getattr(Tensor, name)))
+    for name in (*COMPARISONS, *ARITHMETIC[:8]):
+        setattr(Stacked, f"__{name}__", _method(f"__{name}__", getattr(Tensor, f"__{name}__")))
+    for name in ("add", "sub", "mul", "truediv", "matmul"):
+        setattr(Stacked, f"__r{name}__", _reflected(name))
+    for name in ("neg", "abs"):
+        setattr(Stacked, f"__{name}__", _method(f"__{name}__", getattr(Tensor, f"__{name}__")))
+
+
+_install()

@@ -1,0 +1,159 @@
+"""What belongs to a function that is run batched, from call to call: its call types, and what was learned of its operations.
+
+A *world* holds for one set of shapes and dtypes of the model's tensors, one ambient autocast and one default dtype: inside a
+world, kinds of arguments decide kinds of results. Inside a world there is a table for each *setting* in which calls are
+recorded (gradients off in a `no_grad` block, another autocast).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.graph.calls import CallType, Library
+from weft.graph.capture import Place, Surroundings, fetch
+from weft.lazy.kinds import Kind
+from weft.lazy.ops import Op, Setting
+
+
+class Entry:
+    """What recording a call of one signature at one place appends and returns."""
+
+    __slots__ = ("number", "op", "single")
+
+    def __init__(self, number: int, op: Op) -> None:
+        self.number, self.op = number, op
+        plain = op.structure is None and len(op.outs) == 1
+        self.single: Kind | None = op.outs[0] if plain else None
+
+
+class Tables:
+    """Entries of one setting, by signature and place."""
+
+    def __init__(self) -> None:
+        self.fast: dict[Any, tuple[int, Kind]] = {}
+        self.calls: dict[Any, Entry] = {}
+        self.modules: dict[nn.Module, dict[Any, Any]] = {}
+
+
+class World:
+    """Everything learned while the model's tensors look the same."""
+
+    def __init__(self) -> None:
+        self.tables: dict[Setting, Tables] = {}
+        self.ops: dict[Any, Op] = {}
+
+
+class State:
+    """What a batched function keeps. Copies and pickles of the function start anew."""
+
+    def __init__(self, fn: Callable[..., Any] | None) -> None:
+        self.roots = () if fn is None else (fn,)
+        self.library = Library(_call_type)
+        self.worlds: dict[Hashable, World] = {}
+        self.fines: list[Op] = []
+        """The operation of each recorded type; one operation at two places is two types."""
+        self.lock = threading.RLock()
+        self.kept: dict[str, Any] = {}
+        self._surroundings: Surroundings | None = None
+        self._places: dict[int, Place] = {}
+
+    def __deepcopy__(self, memo: Any) -> State:
+        return State(None)
+
+    def __reduce__(self) -> Any:
+        return State, (None,)
+
+    def fine(self, op: Op) -> int:
+        """A new recorded type."""
+        with self.lock:
+            self.fines.append(op)
+            return len(self.fines) - 1
+
+    def surroundings(self) -> Surroundings:
+        if self._surroundings is None:
+            self._surroundings = Surroundings().add(*self.roots)
+            self._places = {id(fetch(place)): place for place in reversed(self._surroundings.tensors) if _is_own(place)}
+        return self._surroundings
+
+    def world(self, ambient: Hashable) -> World:
+        """The world that holds now."""
+        tensors = [fetch(place) for place in self.surroundings().tensors if _is_own(place)]
+        looks = tuple((t.shape, t.dtype) if isinstance(t, Tensor) else None for t in tensors)
+        key = (looks, ambient, torch.get_default_dtype())
+        found = self.worlds.get(key)
+        if found is None:
+            found = self.worlds[key] = World()
+            self._surroundings = None
+        return found
+
+    def place_of(self, tensor: Tensor) -> Place | None:
+        """Where the model keeps this tensor, if it does."""
+        self.surroundings()
+        place = self._places.get(id(tensor))
+        if place is not None and fetch(place) is tensor:
+            return place
+        if not isinstance(tensor, nn.Parameter):
+            return None
+        self._surroundings = None
+        self.surroundings()
+        place = self._places.get(id(tensor))
+        if place is None or fetch(place) is not tensor:
+            place = self._places[id(tensor)] = ([tensor], 0)
+        return place
+
+
+def _is_own(place: Place) -> bool:
+    """Tensors kept by name; those in lists and dictionaries are data, unless they are trained."""
+    container, key = place
+    if not isinstance(key, str):
+        return isinstance(fetch(place), Tensor) and fetch(place).requires_grad
+    return True
+
+
+def _call_type(key: Any) -> CallType:
+    made: CallType = key.call_type()
+    return made
+
+
+_without_dict: dict[Any, State] = {}
+
+
+def state_of(fn: Any) -> State:
+    """The state of a function or module; it lives and dies with it."""
+    if isinstance(fn, MethodType):
+        return _in(fn.__self__, ("method", fn.__func__), fn)
+    return _in(fn, "function", fn)
+
+
+def _in(holder: Any, name: Hashable, fn: Any) -> State:
+    attributes = getattr(holder, "__dict__", None)
+    if not isinstance(attributes, dict):
+        try:
+            return _without_dict.setdefault((holder, name), State(fn))
+        except TypeError:
+            return State(fn)
+    kept = attributes.get("_weft")
+    if not isinstance(kept, _Kept):
+        kept = attributes["_weft"] = _Kept()
+    found: State | None = kept.get(name)
+    if found is None:
+        found = kept[name] = State(fn)
+    elif not found.roots:
+        found = kept[name] = State(fn)
+    return found
+
+
+class _Kept(dict[Any, State]):
+    """States by name; a copy of the function starts without any."""
+
+    def __deepcopy__(self, memo: Any) -> _Kept:
+        return _Kept()
+
+    def __reduce__(self) -> Any:
+        return _Kept, ()

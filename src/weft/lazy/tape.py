@@ -1,0 +1,202 @@
+"""The tape: what a batched call has recorded so far, and where values that are needed come from."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.errors import TraceError
+from weft.lazy.kinds import Kind
+from weft.lazy.ops import Setting
+from weft.lazy.state import State, Tables, World
+from weft.lazy.value import STEP, Value
+from weft.lazy.views import Views
+
+
+Segment = tuple[int, list[int], list[int], list[int], list[int]]
+"""First reference, types, arguments, further counts, and the references that were handed in again."""
+
+
+class _Active(threading.local):
+    """The tape that records what this thread does."""
+
+    tape: Tape | None = None
+
+
+active = _Active()
+
+
+class Driver(Protocol):
+    """Who runs what is pending when a number is needed."""
+
+    def need(self, value: Value) -> None: ...
+
+
+class Tape:
+    """One recording. References grow from flush to flush; those below `floor` are of calls that have been run.
+
+    The lists are those of `weft.graph.recording`, with types numbered by `State.fines`; references below zero are results of
+    earlier flushes that are handed in again.
+    """
+
+    def __init__(self, state: State, granularity: str, device: str) -> None:
+        self.state, self.device = state, device
+        self.sites = granularity == "auto"
+        self.whole_modules = granularity != "operator"
+        self.driver: Driver | None = None
+        self.type: list[int] = []
+        self.arguments: list[int] = []
+        self.further: list[int] = []
+        self.data: defaultdict[int, list[Any]] = defaultdict(list)
+        self.next = 0
+        self.floor = 0
+        self.bounds: list[tuple[int, int]] = []
+        """(call, example) wherever other code went on: another example, or the same one after a flush."""
+        self.imports: dict[int, int] = {}
+        self.fed: list[tuple[Tensor, int]] = []
+        self.results: dict[int, Any] = {}
+        self.values: list[Value] | None = None
+        self.make: Any = Value
+        self.past: list[Segment] = []
+        self.views = Views()
+        self.overwritten: set[int] = set()
+        self.watchful = False
+        """A value with views was written into: every argument is looked at."""
+        self.ended: str | None = None
+        self.paused = False
+        self.ambient_grad = torch.is_grad_enabled()
+        kind = torch.device(device).type
+        self.autocast_kind = kind
+        self.ambient_autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        self.world: World = state.world(self.ambient_autocast)
+        self.setting = Setting()
+        self.set_context()
+
+    def set_context(self) -> None:
+        """Look up the tables that belong to the grad mode and autocast of this moment."""
+        detached = self.ambient_grad and not torch.is_grad_enabled()
+        if not self.ambient_grad and torch.is_grad_enabled():
+            torch._C._set_grad_enabled(False)
+            raise TraceError(
+                "torch.enable_grad() inside a batched call that runs without gradients: call it with gradients enabled, "
+                "and turn them off inside with torch.no_grad() where they are not wanted"
+            )
+        now = (torch.is_autocast_enabled(self.autocast_kind), torch.get_autocast_dtype(self.autocast_kind))
+        autocast = None if now == self.ambient_autocast else (self.autocast_kind, now[1], now[0])
+        self.setting = Setting(detached, autocast)
+        tables = self.world.tables.get(self.setting)
+        if tables is None:
+            tables = self.world.tables.setdefault(self.setting, Tables())
+        self.tables = tables
+        self.fast = {} if self.watchful else tables.fast
+        self.calls, self.modules = tables.calls, tables.modules
+
+    def track(self) -> None:
+        """From now on know which values are alive, so that a flush computes no more than what may be asked for."""
+        if self.values is None:
+            values = self.values = []
+
+            def make(tape: Tape, ref: int, kind: Kind) -> Value:
+                value = Value(tape, ref, kind)
+                values.append(value)
+                return value
+
+            self.make = make
+
+    @property
+    def num_calls(self) -> int:
+        return len(self.type)
+
+    def bound(self, example: int) -> None:
+        """The code of this example goes on from here."""
+        self.bounds.append((len(self.type), example))
+
+    def imported(self, value: Value) -> int:
+        """The result of an earlier flush, handed in again: a reference below zero."""
+        ref = value._ref
+        found = self.imports.get(ref)
+        if found is None:
+            self.result(value)
+            found = self.imports[ref] = -len(self.imports) - 1
+        return found
+
+    # What values ask for
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, name: Any = None) -> Any:
+        from weft.lazy.calls import record
+
+        return record(self, func, args, kwargs, frame, name)
+
+    def record_inplace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        from weft.lazy.inplace import record_inplace
+
+        return record_inplace(self, func, args, kwargs, frame)
+
+    def is_over(self) -> bool:
+        return self.ended is not None
+
+    def result(self, value: Value) -> Any:
+        """What a flush gave for a value; what is pending runs first if it must."""
+        if value._ref >= self.floor and self.ended is None:
+            if self.driver is None or active.tape is not self:
+                raise TraceError("a Value of another thread's or another scope's recording was needed; return it instead")
+            self.driver.need(value)
+        if self.ended == "failed":
+            raise TraceError("this Value belongs to a recording that ended with an error; nothing was computed")
+        found = self.results.get(value._ref)
+        if found is None:
+            raise TraceError(
+                "this Value belongs to a call of weft.batched that is over; return what is needed later, do not keep it aside"
+            )
+        return found
+
+    def tensor(self, value: Value) -> Tensor:
+        if value.__class__ is not Value:
+            value = value._plain()
+            if isinstance(value, Tensor):
+                return value
+        group, row = self.result(value)
+        found: Tensor = group.row(row)
+        return found
+
+    def numbers(self, value: Value) -> Any:
+        if value.__class__ is not Value:
+            return self.tensor(value).tolist()
+        group, row = self.result(value)
+        return group.numbers()[row]
+
+    def requires_grad(self, value: Value) -> bool:
+        from weft.lazy.gradients import requires_grad
+
+        return requires_grad(self, value)
+
+    def segment(self) -> Segment:
+        """What was recorded since the last flush."""
+        return self.floor, self.type, self.arguments, self.further, list(self.imports)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Torch functions run as usual inside."""
+        paused, before = self.paused, active.tape
+        self.paused, active.tape = True, None
+        try:
+            yield
+        finally:
+            self.paused, active.tape = paused, before
+
+    def emitted(self, number: int, refs: list[int], feeds: list[Any]) -> int:
+        """Append one call; the reference of its first output."""
+        self.type.append(number)
+        self.arguments += refs
+        if feeds:
+            self.data[number] += feeds
+        ref = self.next
+        self.next = ref + STEP
+        return ref

@@ -1,0 +1,320 @@
+"""`weft.Value`: what operations return while they are recorded. It stands for a tensor that has not been computed yet.
+
+A value knows its kind (shape and dtype) and which output of which call it is. Operators and methods look up, by the kinds of the
+operands and the place in the user's code, what was found out at the first call of that kind, and append a few integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from sys import _getframe
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from weft.errors import TraceError
+from weft.graph.recording import OUTPUT_BITS
+from weft.lazy.kinds import Kind
+
+if TYPE_CHECKING:
+    from weft.lazy.tape import Tape
+
+STEP = 1 << OUTPUT_BITS
+"""From the reference of a call's first output to that of the next call."""
+
+
+class Value:
+    """The result of a recorded operation: not a `torch.Tensor`, but it does what one does.
+
+    Shape, dtype and device are known at once. `bool(v)`, `float(v)`, `int(v)`, `v.item()` and `v.tolist()` need the numbers: what
+    is pending runs first. `weft.value(v)` gives the tensor itself.
+
+    >>> import torch, weft
+    >>> with weft.batching():
+    ...     v = torch.ones(3) * 2
+    ...     print(type(v).__name__, v.shape, v.dtype)
+    Value torch.Size([3]) torch.float32
+    >>> weft.value(v)
+    tensor([2., 2., 2.])
+    """
+
+    __slots__ = ("__weakref__", "_kind", "_ref", "_tape")
+
+    def __init__(self, tape: Tape, ref: int, kind: Kind) -> None:
+        self._tape = tape
+        self._ref = ref
+        self._kind = kind
+
+    # What is known without computing
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._kind.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._kind.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self._kind.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self._tape.device)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self._tape.requires_grad(self)
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    is_leaf = is_sparse = is_quantized = is_meta = is_nested = is_mkldnn = False
+    layout = torch.strided
+    names = grad = grad_fn = None
+
+    def dim(self) -> int:
+        return len(self._kind.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._kind.shape if dim is None else self._kind.shape[dim]
+
+    def numel(self) -> int:
+        return self._kind.shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self._kind.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        return self._kind.dtype.is_complex
+
+    def __len__(self) -> int:
+        if not self._kind.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._kind.shape[0]
+
+    def __repr__(self) -> str:
+        kind = self._kind
+        return f"Value(shape={list(kind.shape)}, dtype={str(kind.dtype).removeprefix('torch.')})"
+
+    __hash__ = object.__hash__
+
+    # What needs the numbers
+
+    def item(self) -> Any:
+        if self._kind.shape.numel() != 1:
+            raise RuntimeError(f"a Tensor with {self._kind.shape.numel()} elements cannot be converted to Scalar")
+        found = self._tape.numbers(self)
+        while isinstance(found, list):
+            found = found[0]
+        return found
+
+    def tolist(self) -> Any:
+        return self._tape.numbers(self)
+
+    def __bool__(self) -> bool:
+        if self._kind.shape.numel() != 1:
+            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self._kind.dtype.is_floating_point or self._kind.dtype.is_complex:
+            raise TypeError("only integer tensors of a single element can be converted to an index")
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if not self._kind.shape else repr(self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        found = self._tape.tensor(self).detach().cpu().numpy()
+        return found if dtype is None else found.astype(dtype)
+
+    def numpy(self) -> Any:
+        return self._tape.tensor(self).numpy()
+
+    def __contains__(self, item: Any) -> bool:
+        return bool((self == item).any())
+
+    def _plain(self) -> Any:
+        """This value as a plain one, or as the tensor that it is."""
+        return self
+
+    # What is recorded
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from weft.lazy.mode import dispatch
+
+        return dispatch(func, args, kwargs or {})
+
+    def __getitem__(self, index: Any) -> Any:
+        frame = _getframe(1)
+        return self._tape.record(torch.Tensor.__getitem__, (self, index), {}, frame)
+
+    def __setitem__(self, index: Any, given: Any) -> None:
+        self._tape.record_inplace(torch.Tensor.__setitem__, (self, index, given), {}, _getframe(1))
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._kind.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return iter(self._tape.record(torch.Tensor.unbind, (self,), {}, _getframe(1)))
+
+    @property
+    def T(self) -> Any:
+        return self.t() if self.ndim == 2 else self.permute(*range(self.ndim - 1, -1, -1))
+
+    @property
+    def mT(self) -> Any:
+        return self.transpose(-2, -1)
+
+    @property
+    def H(self) -> Any:
+        return self.T.conj()
+
+    @property
+    def mH(self) -> Any:
+        return self.transpose(-2, -1).conj()
+
+    @property
+    def data(self) -> Any:
+        return self.detach()
+
+    @property
+    def real(self) -> Any:
+        return torch.real(self)  # type: ignore[arg-type]
+
+    @property
+    def imag(self) -> Any:
+        return torch.imag(self)  # type: ignore[arg-type]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def _binary(name: str, func: Any) -> Callable[[Value, Any], Any]:
+    def operator(self: Value, other: Any) -> Any:
+        tape = self._tape
+        frame = _getframe(1)
+        cls = other.__class__
+        if cls is Value:
+            if other._tape is tape:
+                entry = tape.fast.get((name, self._kind, other._kind, id(frame.f_code), frame.f_lasti))
+                if entry is not None:
+                    left, right = self._ref, other._ref
+                    if left >= tape.floor and right >= tape.floor:
+                        ref = tape.next
+                        tape.next = ref + STEP
+                        tape.type.append(entry[0])
+                        tape.arguments += (left, right)
+                        return tape.make(tape, ref, entry[1])
+        elif cls is int or cls is float:
+            entry = tape.fast.get((name, self._kind, other, cls, id(frame.f_code), frame.f_lasti))
+            if entry is not None and self._ref >= tape.floor:
+                ref = tape.next
+                tape.next = ref + STEP
+                tape.type.append(entry[0])
+                tape.arguments.append(self._ref)
+                return tape.make(tape, ref, entry[1])
+        return tape.record(func, (self, other), {}, frame, name)
+
+    operator.__name__ = name
+    return operator
+
+
+def _unary(name: str, func: Any) -> Callable[..., Any]:
+    def method(self: Value, *args: Any, **kwargs: Any) -> Any:
+        tape = self._tape
+        frame = _getframe(1)
+        if not args and not kwargs:
+            entry = tape.fast.get((name, self._kind, id(frame.f_code), frame.f_lasti))
+            if entry is not None and self._ref >= tape.floor:
+                ref = tape.next
+                tape.next = ref + STEP
+                tape.type.append(entry[0])
+                tape.arguments.append(self._ref)
+                return tape.make(tape, ref, entry[1])
+            return tape.record(func, (self,), {}, frame, name)
+        return tape.record(func, (self, *args), kwargs, frame)
+
+    method.__name__ = name
+    method.__doc__ = getattr(func, "__doc__", None)
+    return method
+
+
+def _inplace(name: str, func: Any) -> Callable[..., Any]:
+    def method(self: Value, *args: Any, **kwargs: Any) -> Any:
+        return self._tape.record_inplace(func, (self, *args), kwargs, _getframe(1))
+
+    method.__name__ = name
+    return method
+
+
+def _refused(name: str, why: str) -> Callable[..., Any]:
+    def method(self: Value, *args: Any, **kwargs: Any) -> Any:
+        if self._tape.is_over():
+            return getattr(self._tape.tensor(self), name)(*args, **kwargs)
+        _refuse(name, why)
+
+    method.__name__ = name
+    return method
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise TraceError(f"Tensor.{name} on a Value: {why}")
+
+
+_BACKWARD = "gradients are taken of what the batched call returns, not inside it; return it and call backward on the result"
+_HOOK = "hooks on tensors fire on real tensors only; take the tensor with weft.value(v) first"
+_STORAGE = "a Value has no memory of its own; take the tensor with weft.value(v) first"
+REFUSED = {
+    "backward": _BACKWARD,
+    "retain_grad": _BACKWARD,
+    "requires_grad_": "a Value cannot become a leaf; use v.detach() or torch.no_grad(), or make the tensor outside",
+    "register_hook": _HOOK,
+    "register_post_accumulate_grad_hook": _HOOK,
+    **dict.fromkeys("data_ptr storage untyped_storage set_ resize_ resize_as_ share_memory_ pin_memory".split(), _STORAGE),
+    **dict.fromkeys("apply_ map_ map2_".split(), "it calls Python for every element; use tensor operations, or a weft.cell"),
+}
+COMPARISONS = "eq ne lt le gt ge".split()
+ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+
+
+def _install() -> None:
+    """Give Value every operator and method that a tensor has."""
+    reflected = [f"r{name}" for name in ARITHMETIC]
+    for name in (*COMPARISONS, *ARITHMETIC, *reflected):
+        dunder = f"__{name}__"
+        setattr(Value, dunder, _binary(dunder, getattr(Tensor, dunder)))
+    for name in ("neg", "abs", "invert", "pos"):
+        setattr(Value, f"__{name}__", _unary(f"__{name}__", getattr(Tensor, f"__{name}__")))
+    for name in ARITHMETIC:
+        dunder = f"__i{name}__"
+        if hasattr(Tensor, dunder) and name not in ("truediv", "floordiv", "matmul"):
+            setattr(Value, dunder, _inplace(dunder, getattr(Tensor, dunder)))
+    Value.__itruediv__ = _inplace("__itruediv__", Tensor.div_)  # type: ignore[attr-defined]
+    for name in dir(Tensor):
+        func = getattr(Tensor, name)
+        if name in REFUSED:
+            setattr(Value, name, _refused(name, REFUSED[name]))
+        elif name.startswith("_") or not callable(func) or hasattr(Value, name):
+            continue
+        elif name.endswith("_"):
+            setattr(Value, name, _inplace(name, func))
+        else:
+            setattr(Value, name, _unary(name, func))
+
+
+_install()
