@@ -20,8 +20,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "run": ("weft.graph", "weft.plan", "weft.cc"),
     "data": ("weft.graph", "weft.plan"),
     "api": BELOW_API,
-    "tools": (*BELOW_API, "weft.api"),
-    "testing": (*BELOW_API, "weft.api", "weft.tools"),
+    "lazy": (*BELOW_API, "weft.api"),
+    "tools": (*BELOW_API, "weft.api", "weft.lazy"),
+    "testing": (*BELOW_API, "weft.api", "weft.lazy", "weft.tools"),
     "nn": (*BELOW_API, "weft.api", PUBLIC_NAMES),
     "blocks": (*BELOW_API, "weft.api", "weft.nn"),
 }

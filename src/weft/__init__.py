@@ -13,6 +13,14 @@ from weft.errors import StructureError as StructureError
 from weft.errors import TraceError as TraceError
 from weft.errors import TypeMismatch as TypeMismatch
 from weft.errors import WeftError as WeftError
+from weft.lazy.cells import cell as cell
+from weft.lazy.entry import batched as batched
+from weft.lazy.entry import is_tensor as is_tensor
+from weft.lazy.entry import sync as sync
+from weft.lazy.entry import value as value
+from weft.lazy.ragged import ragged as ragged
+from weft.lazy.scope import batching as batching
+from weft.lazy.value import Value as Value
 from weft.tools.planned import plan as plan
 
 

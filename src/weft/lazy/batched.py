@@ -16,18 +16,14 @@ from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_refere
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
-from weft.run.calls import Group, run_calls
+from weft.run.calls import Group
 from weft.run.options import Options
 
 GRANULARITIES = ("auto", "operator", "cell", "function")
 
 
 class Batched:
-    """A function of one example as a function of many. `weft.batched` makes it.
-
-    It can be called like the function, with a list, a tuple or a tensor in the place of each argument that differs from
-    example to example.
-    """
+    """A function of one example as a function of many: what `weft.batched` gives for a function."""
 
     def __init__(
         self, fn: Callable[..., Any], stack: bool, in_dims: Any, cache: Any, granularity: str, options: dict[str, Any]
@@ -46,6 +42,11 @@ class Batched:
             "granularity": self.granularity,
             **vars(self.options),
         }
+
+    @staticmethod
+    def of(fn: Callable[..., Any], settings: dict[str, Any]) -> Batched:
+        own = {name: settings[name] for name in ("stack", "in_dims", "cache", "granularity")}
+        return Batched(fn, **own, options={name: given for name, given in settings.items() if name not in own})
 
     @property
     def state(self) -> State:
@@ -108,7 +109,7 @@ class Recorder:
             tape.track()
         fibers = Fibers(tape, self.count, self._start(tape), self.batched.options)
         fibers.run()
-        return fibers, [outcome for outcome in fibers.results]
+        return fibers, list(fibers.results)
 
     def _start(self, tape: Tape) -> Callable[[int], Any]:
         fn, items, kwargs = self.batched.fn, self.items, self.kwargs
@@ -135,9 +136,7 @@ class Recorder:
     def _last_flush(self, tape: Tape, wanted: Any) -> list[Group]:
         if not len(wanted):
             return []
-        flush = Flush(tape, wanted)
-        programs, refs = flush.programs()
-        return run_calls(self.state.library, programs, refs, self.batched.options, flush.blame)
+        return Flush(tape, wanted).groups(self.batched.options)
 
 
 def close(tape: Tape) -> None:
@@ -164,10 +163,15 @@ def _remember_empty(state: State, stack: bool, result: Any) -> None:
 
     if ("empty", stack) in state.kept:
         return
+    if not stack:
+        state.kept["empty", stack] = list
+        return
     leaves: list[Any] = []
     structure = flatten(result, leaves)
-    made = [leaf.detach()[:0].clone() if isinstance(leaf, Tensor) else None if leaf is None else [] for leaf in leaves]
-    state.kept["empty", stack] = (lambda: build(structure, iter(made))) if stack else list
+    made: list[Any] = [
+        leaf.detach()[:0].clone() if isinstance(leaf, Tensor) else None if leaf is None else [] for leaf in leaves
+    ]
+    state.kept["empty", stack] = lambda: build(structure, iter(made))
 
 
 def split(args: Sequence[Any], in_dims: Any) -> tuple[int, list[Callable[[int], Any]]]:
@@ -181,7 +185,7 @@ def split(args: Sequence[Any], in_dims: Any) -> tuple[int, list[Callable[[int], 
     items: list[Callable[[int], Any]] = []
     for number, (given, dim) in enumerate(zip(args, dims, strict=True)):
         rows = _rows(given, dim, number)
-        items.append((lambda i, given=given: given) if rows is None else rows.__getitem__)
+        items.append(_Shared(given) if rows is None else rows.__getitem__)
         if rows is not None:
             sizes.append((number, len(rows)))
     if not sizes:
@@ -190,6 +194,16 @@ def split(args: Sequence[Any], in_dims: Any) -> tuple[int, list[Callable[[int], 
         if size != sizes[0][1]:
             raise StructureError(f"argument {sizes[0][0]} holds {sizes[0][1]} examples, argument {number} holds {size}")
     return sizes[0][1], items
+
+
+class _Shared:
+    """An argument that all examples share."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def __call__(self, example: int) -> Any:
+        return self.given
 
 
 def _rows(given: Any, dim: Any, number: int) -> Any:

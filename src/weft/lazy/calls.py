@@ -15,6 +15,7 @@ from weft.lazy.constants import Constant
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
 from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, holes_filled
+from weft.lazy.quick import MISS, remember, short
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
@@ -22,18 +23,33 @@ from weft.lazy.views import check_current
 
 FEED, CAPTURED, BY_IDENTITY = "feed", "captured", "by identity"
 ATOMS = frozenset(
-    (bool, int, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+    (
+        bool,
+        int,
+        str,
+        bytes,
+        complex,
+        type(None),
+        type(...),
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.memory_format,
+        torch.layout,
+    )
 )
 
 
-def record(
-    tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, name: Any = None
-) -> Any:
+def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, name: Any = None) -> Any:
     """Record a call of a torch function at a place in the user's code. `name` is the key of the operators' short cut."""
     if tape.ended is not None:
         return _with_tensors(func, args, kwargs)
     if active.tape is not tape:
         raise TraceError("a Value is used in another thread, or inside another recording, than the one that made it")
+    if not kwargs:
+        found = short(tape, func, args, frame)
+        if found is not MISS:
+            return found
     key: list[Any] = [func]
     refs: list[int] = []
     feeds: list[Any] = []
@@ -49,8 +65,10 @@ def record(
             entry = new_entry(tape, func, args, kwargs, key, place, _name(func))
         except NeedsValue:
             return _with_tensors(func, args, kwargs)
-    if name is not None and entry.single is not None and not feeds:
-        _remember(tape, name, args, entry, frame)
+    if not kwargs:
+        remember(tape, func, args, frame, entry)
+        if name is not None and entry.single is not None and not feeds:
+            _remember(tape, name, args, entry, frame)
     return finish(tape, entry, refs, feeds)
 
 
@@ -88,10 +106,9 @@ def new_entry(
         found = Found([], [], [])
         template = (tuple(found.template(tape, part) for part in args), {k: found.template(tape, v) for k, v in kwargs.items()})
         with tape.pause(), _ambient_autocast(tape):
-            op = Op(
-                name, func, template, found.args, found.feeds, tape.setting, (*owners, *found.owners), tape.device, is_cell
-            )
+            op = Op(name, func, template, found.args, found.feeds, tape.setting, (*owners, *found.owners), tape.device, is_cell)
         op = ops.setdefault(signature, op)
+        tape.world.rely_on(op)
     entry = tape.calls[(*key, *place)] = Entry(tape.state.fine(op), op)
     return entry
 
@@ -198,7 +215,9 @@ class Found:
             place = tape.state.place_of(item)
             if place is None:
                 return self._fed(kind_of(item.shape, item.dtype))
-            self.owners.append(place[0] if isinstance(place[0], dict | list) and "__builtins__" not in place[0] else _root(tape))
+            self.owners.append(
+                place[0] if isinstance(place[0], dict | list) and "__builtins__" not in place[0] else _root(tape)
+            )
             return Captured(place)
         if cls is tuple or cls is list:
             return cls(self.template(tape, part) for part in item)
@@ -282,4 +301,3 @@ def _values(nest: Any, found: list[Value]) -> None:
 
 def _name(func: Any) -> str:
     return str(getattr(func, "__name__", type(func).__name__)).strip("_")
-

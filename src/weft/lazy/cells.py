@@ -19,10 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 def cell(fn_or_module: F) -> F:
     """Mark a function, a method, a module or a module class as one unit: what happens inside is one recorded call.
 
-    A marked module stays what it is: the same object, with its attributes, `state_dict` keys, hooks and modes. A marked function is
-    a function; both simply compute where nothing is being recorded. Inside there are real tensors, so everything that insists on
-    them works there. Its arguments are nests of tensors and of constants that hash; what it does may depend on the
-    constants and on shapes, not on the numbers in tensors.
+    A marked module stays what it is: the same object, with its attributes, `state_dict` keys, hooks and modes. A marked
+    function is a function; both simply compute where nothing is being recorded. Inside there are real tensors, so everything
+    that insists on them works there. Arguments are nests of tensors and of constants that hash; what is done may depend on
+    the constants and on shapes, not on the numbers in tensors.
 
     >>> import torch, weft
     >>> @weft.cell
@@ -38,7 +38,9 @@ def cell(fn_or_module: F) -> F:
         return fn_or_module
     if isinstance(fn_or_module, type):
         if not issubclass(fn_or_module, nn.Module):
-            raise TypeMismatch(f"weft.cell: expected a function, a module or a module class, got the class {fn_or_module.__name__}")
+            raise TypeMismatch(
+                f"weft.cell: expected a function, a module or a module class, got the class {fn_or_module.__name__}"
+            )
         setattr(fn_or_module, CELL, True)
         return fn_or_module
     if not callable(fn_or_module):

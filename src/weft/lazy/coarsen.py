@@ -1,28 +1,215 @@
-"""From recorded types to call types: for now, each operation is its own."""
+"""Rewriting a recording: blocks become single calls. Array work, once per recording."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from weft.graph.program import Ints
-from weft.graph.recording import CallProgram, References, Table
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
+from weft.lazy.blocks import OUTSIDE, Block, Source
+from weft.lazy.chains import LOW, Chains, Flags, Layout, Longs, Recorded
+from weft.lazy.ops import Op
 from weft.lazy.state import State
 
 
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """A recording as arrays. `starts[i]` says that call i does not follow call i - 1 in the user's code."""
+class Coarse:
+    """How the recorded types of a function are put together into call types."""
 
-    type: Ints
-    arguments: References
-    further: Ints
-    data: dict[tuple[int, int], Table]
-    starts: np.ndarray
+    def __init__(self, joins: bool) -> None:
+        self.joins = joins
+        self.chains = Chains()
+        self.version = -1
+        self.needed: Flags = np.empty(0, bool)
+        """For each output column whether it is seen outside of its block."""
+        self.labels: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """For the outside arguments of each block, which of them were always equal."""
+        self.known: dict[Any, Block] = {}
+        self._stale = True
+
+    @staticmethod
+    def of(state: State, joins: bool) -> Coarse:
+        found: Coarse = state.kept.setdefault(("coarse", joins), Coarse(joins))
+        return found
+
+    def see(self, state: State, recorded: Recorded, wanted: References) -> Layout:
+        """Learn from a recording what blocks there are, and what of them is seen outside."""
+        ops = state.fines
+        version = self.chains.version
+        layout = self.chains.see(ops, recorded)
+        if version != self.chains.version or self._stale:
+            self._number(ops)
+        occurrence = np.cumsum(self.position[recorded.type] == 0) - 1
+        outside = layout.handed | (occurrence[np.maximum(layout.producer, 0)] != occurrence[layout.consumer])
+        self._note_needed(recorded, layout, outside, wanted)
+        self._note_equal(recorded, layout)
+        if self._stale:
+            self._make(state)
+        return layout
+
+    def _number(self, ops: list[Op]) -> None:
+        """Which block each type is in, and where."""
+        blocks = self.chains.blocks if self.joins else [[t] for block in self.chains.blocks for t in block]
+        self.position = np.zeros(len(ops), np.int64)
+        self.blocks: dict[int, list[int]] = {}
+        for block in blocks:
+            self.blocks[block[0]] = block
+            self.position[block] = np.arange(len(block))
+        outs = np.array([len(op.outs) for op in ops], np.int64)
+        self.first_out = np.cumsum(outs) - outs
+        grown = np.zeros(int(outs.sum()), bool)
+        grown[: len(self.needed)] = self.needed
+        self.needed = grown
+        self._stale = True
+
+    def _note_needed(self, recorded: Recorded, layout: Layout, outside: Flags, wanted: References) -> None:
+        used = outside & ~layout.handed
+        types, outputs = recorded.type[layout.producer[used]], layout.output[used]
+        columns = self.first_out[types] + outputs
+        asked = self.first_out[recorded.type[wanted >> OUTPUT_BITS]] + (wanted & LOW)
+        for seen in (columns, asked):
+            if not self.needed[seen].all():
+                self.needed[seen] = True
+                self._stale = True
+
+    def _note_equal(self, recorded: Recorded, layout: Layout) -> None:
+        """Outside arguments of a block that are always the same value are one argument."""
+        for head, block in self.blocks.items():
+            if len(block) == 1:
+                continue
+            columns = self._outside(block)
+            key = tuple(block)
+            at = np.flatnonzero(recorded.type == head)
+            if not len(at) or len(columns) < 2:
+                self.labels.setdefault(key, tuple(range(len(columns))))
+                continue
+            starts = [layout.start[at + position] + column for position, column in columns]
+            values = recorded.arguments[np.stack(starts)]
+            labels = _equal_rows(values)
+            old = self.labels.get(key)
+            pairs = labels if old is None else _renumbered(list(zip(old, labels, strict=True)))
+            if pairs != old:
+                self.labels[key] = pairs
+                self._stale = True
+
+    def _outside(self, block: list[int]) -> list[tuple[int, int]]:
+        """(position, column) of the arguments that come from outside."""
+        chains = self.chains
+        return [
+            (position, column)
+            for position, t in enumerate(block)
+            for column in range(int(chains.arity[t]))
+            if chains.source(t, column, position) is None
+        ]
+
+    def _make(self, state: State) -> None:
+        """Call types of all blocks, and the tables that rewriting reads."""
+        ops = state.fines
+        self.number = np.full(len(ops), -1, np.int64)
+        self.new_out = np.arange(len(self.needed)) - np.repeat(self.first_out, [len(op.outs) for op in ops])
+        self.kept_column: Flags = np.ones(len(self.chains.word), bool)
+        for head, block in self.blocks.items():
+            if len(block) == 1:
+                self.number[head] = state.library.number(ops[head])
+            else:
+                self.number[head] = state.library.number(self._block(ops, block))
+        self._stale = False
+        self.version += 1
+
+    def _block(self, ops: list[Op], block: list[int]) -> Block:
+        columns = self._outside(block)
+        labels = self.labels.get(tuple(block), tuple(range(len(columns))))
+        given = dict(zip(columns, labels, strict=True))
+        seen: set[int] = set()
+        for (position, column), label in given.items():
+            self.kept_column[self.chains.first[block[position]] + column] = label not in seen
+            seen.add(label)
+        sources: list[list[Source]] = []
+        for position, t in enumerate(block):
+            inside = [self.chains.source(t, column, position) for column in range(int(self.chains.arity[t]))]
+            sources.append([(OUTSIDE, given[position, column]) if at is None else at for column, at in enumerate(inside)])
+        outs: list[Source] = []
+        for position, t in enumerate(block):
+            for output in range(len(ops[t].outs)):
+                if self.needed[self.first_out[t] + output]:
+                    self.new_out[self.first_out[t] + output] = len(outs)
+                    outs.append((position, output))
+        chosen = [ops[t] for t in block]
+        key = (tuple(map(id, chosen)), tuple(map(tuple, sources)), tuple(outs))
+        return self.known.setdefault(key, Block(chosen, sources, outs))
 
 
-def coarse_program(state: State, recorded: Recorded, wanted: References, sites: bool) -> tuple[CallProgram, References, Ints]:
-    numbers = np.array([state.library.number(state.fines[t]) for t in range(len(state.fines))], np.int32)
-    data = {(int(numbers[t]), i): rows for (t, i), rows in recorded.data.items()}
-    return CallProgram(numbers[recorded.type], recorded.arguments, recorded.further, data), wanted, np.arange(len(recorded.type))
+def _equal_rows(values: Longs) -> tuple[int, ...]:
+    """Numbers that are equal where whole rows are."""
+    return _renumbered([row.tobytes() for row in values])
+
+
+def _renumbered(keys: list[Any]) -> tuple[int, ...]:
+    first: dict[Any, int] = {}
+    return tuple(first.setdefault(key, len(first)) for key in keys)
+
+
+def coarse_program(state: State, recorded: Recorded, wanted: References, joins: bool) -> tuple[CallProgram, References, Ints]:
+    """The recording with blocks as calls, the wanted references in it, and the recorded call where each call begins."""
+    with state.lock:
+        coarse = Coarse.of(state, joins)
+        layout = coarse.see(state, recorded, wanted)
+        return rewritten(coarse, recorded, layout, wanted)
+
+
+def rewritten(coarse: Coarse, recorded: Recorded, layout: Layout, wanted: References) -> tuple[CallProgram, References, Ints]:
+    """Rewrite a recording that the blocks are known to fit."""
+    t = recorded.type
+    is_head = coarse.position[t] == 0
+    place = np.cumsum(is_head) - 1
+    heads = np.flatnonzero(is_head)
+    outside = layout.handed | (place[np.maximum(layout.producer, 0)] != place[layout.consumer])
+    many = coarse.chains.is_many[t[layout.consumer]]
+    column = coarse.chains.first[t[layout.consumer]] + np.where(many, 0, layout.column)
+    keep = outside & (many | coarse.kept_column[np.minimum(column, len(coarse.kept_column) - 1)]) if len(column) else outside
+
+    def moved(refs: Longs) -> Longs:
+        calls, outputs = refs >> OUTPUT_BITS, refs & LOW
+        result: Longs = place[calls] << OUTPUT_BITS | coarse.new_out[coarse.first_out[t[calls]] + outputs]
+        return result
+
+    chosen = recorded.arguments[keep]
+    arguments = chosen.copy()
+    arguments[chosen >= 0] = moved(chosen[chosen >= 0])
+    types = coarse.number[t[heads]].astype(np.int32)
+    data = _tables(coarse, recorded, heads)
+    return CallProgram(types, arguments, recorded.further, data), moved(wanted), heads.astype(np.int32)
+
+
+def _tables(coarse: Coarse, recorded: Recorded, heads: npt.NDArray[Any]) -> dict[tuple[int, int], Table]:
+    """Fed data by call type: a block's feeds are those of its operations, in order."""
+    parts: dict[tuple[int, int], list[tuple[int, Table]]] = {}
+    for head in np.unique(recorded.type[heads]).tolist():
+        feeds = [(t, i) for t in coarse.blocks[head] for i in _range(recorded, t)]
+        for number, key in enumerate(feeds):
+            parts.setdefault((int(coarse.number[head]), number), []).append((head, recorded.data[key]))
+    found: dict[tuple[int, int], Table] = {}
+    for target, tables in parts.items():
+        found[target] = tables[0][1] if len(tables) == 1 else _interleaved(recorded, tables)
+    return found
+
+
+def _range(recorded: Recorded, t: int) -> list[int]:
+    found: list[int] = []
+    while (t, len(found)) in recorded.data:
+        found.append(len(found))
+    return found
+
+
+def _interleaved(recorded: Recorded, tables: list[tuple[int, Table]]) -> Table:
+    """Rows of several recorded types that are one call type, in the order of the calls."""
+    order = np.argsort(np.concatenate([np.flatnonzero(recorded.type == head) for head, _ in tables]), kind="stable")
+    rows = [table for _, table in tables]
+    if any(isinstance(part, Tensor) for part in rows):
+        return torch.cat([torch.as_tensor(part) for part in rows]).index_select(0, torch.from_numpy(order))
+    joined: Table = np.concatenate(rows)[order]
+    return joined

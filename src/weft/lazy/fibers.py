@@ -1,9 +1,9 @@
 """Running the examples of a batch, each in its own fiber, so that any of them may wait for a number.
 
-A worker runs one example after the other. When code needs the number behind a value, its worker stops there and another one takes
-up the examples that are left. When every example is finished or waiting, one flush computes everything that is pending, and the
-waiting ones go on. Torch keeps its function modes, grad mode and autocast per thread, not per fiber: they are put back at every
-switch.
+A worker runs one example after the other. When code needs the number behind a value, its worker stops there and another one
+takes up the examples that are left. When every example is finished or waiting, one flush computes everything that is pending,
+and the waiting ones go on. Torch keeps its function modes, grad mode and autocast per thread, not per fiber: they are put back
+at every switch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from weft.lazy.value import Value
 from weft.run.options import Options
 
 try:
-    import greenlet
+    import greenlet  # type: ignore[import-untyped]
 except ImportError:  # everything but asking for numbers works without
-    greenlet = None  # type: ignore[assignment]
+    greenlet = None
 
 
 class _Pool(threading.local):

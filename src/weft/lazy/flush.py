@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from weft.errors import TraceError
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
-from weft.lazy.coarsen import Recorded, coarse_program
+from weft.lazy.chains import Recorded
+from weft.lazy.coarsen import coarse_program
+from weft.lazy.gradients import grad_flags
 from weft.lazy.kinds import Kind, kind_of
-from weft.lazy.ops import Arg, Feed, Op
+from weft.lazy.ops import Feed, Op
 from weft.lazy.tape import Tape
 from weft.run.calls import Group, run_calls
 from weft.run.options import Options
@@ -88,9 +91,33 @@ class Flush:
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""
+        self._keep(self.groups(options))
+
+    def groups(self, options: Options) -> list[Group]:
+        """Run everything; the results by kind."""
         programs, wanted = self.programs()
-        groups = run_calls(self.state.library, programs, wanted, options, self.blame)
-        self._keep(groups)
+        library = self.state.library
+        try:
+            found = run_calls(library, programs, wanted, options, self.blame)
+        except Exception as error:
+            if options.backend != "reference" and not getattr(error, "__notes__", None):
+                # Rows of many examples failed at once: one call at a time tells which example it was.
+                run_calls(library, programs, wanted, replace(options, backend="reference"), self.blame)
+            raise
+        return [self._detached(group) for group in found]
+
+    def _detached(self, group: Group) -> Group:
+        """What was recorded without gradients has none, whatever the engine ran it with."""
+        if not group.rows.requires_grad or not self._cuts_gradients():
+            return group
+        flags = grad_flags(self.tape)
+        refs = self.wanted[group.at] - self.tape.floor
+        trained = any(flags[call] for call in np.unique(refs >> OUTPUT_BITS).tolist())
+        return group if trained else Group(group.at, group.rows.detach())
+
+    def _cuts_gradients(self) -> bool:
+        ops = (self.state.fines[t] for t in np.unique(self.recorded.type).tolist())
+        return any(op.setting.detached or op.name == "detach" for op in ops)
 
     def _keep(self, groups: Sequence[Group]) -> None:
         tape = self.tape
@@ -109,7 +136,7 @@ class Flush:
 
     def example_of(self, call: int) -> int:
         bounds = [start for start, _ in self.tape.bounds]
-        return self.tape.bounds[max(np.searchsorted(bounds, call, "right") - 1, 0)][1] if bounds else 0
+        return self.tape.bounds[max(int(np.searchsorted(bounds, call, "right")) - 1, 0)][1] if bounds else 0
 
 
 def _shifted(program: CallProgram, first: int) -> CallProgram:
@@ -129,7 +156,7 @@ def _gathered(found: list[tuple[Rows, int]]) -> Tensor:
 
 
 def recorded(tape: Tape) -> Recorded:
-    """What the tape holds since the last flush, as arrays; references count from its first call, those handed in are negative."""
+    """What the tape holds since the last flush; references count from its first call, those handed in are negative."""
     arguments = np.array(tape.arguments, np.int64)
     arguments -= np.where(arguments >= 0, tape.floor, 0)
     data: dict[tuple[int, int], Table] = {}
@@ -183,6 +210,3 @@ def name_example(error: BaseException, example: int) -> None:
     note = f"in example {example}"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
-
-
-__all__ = ["Arg", "Flush", "Rows", "advance", "alive", "name_example"]

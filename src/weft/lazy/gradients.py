@@ -21,11 +21,11 @@ def requires_grad(tape: Tape, value: Value) -> bool:
         return False
     if tape.ended is not None or value._ref < tape.floor:
         return tape.tensor(value).requires_grad
-    flags = _flags(tape)
+    flags = grad_flags(tape)
     return flags[(value._ref - tape.floor) // STEP]
 
 
-def _flags(tape: Tape) -> list[bool]:
+def grad_flags(tape: Tape) -> list[bool]:
     """For every call since the last flush, whether what it gives requires gradients."""
     floor, types, arguments, further, imports = tape.segment()
     handed = [tape.tensor(Value(tape, ref, None)).requires_grad for ref in imports]  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import TraceError
@@ -30,7 +31,7 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
             f"{name}: this Value is a view of another (an index, slice or reshape of it), which would not change with it; "
             "write into the whole, as in v[i] = ..., or use .clone() first"
         )
-    found = record(tape, _setitem if func is Tensor.__setitem__ else func, args, kwargs, frame)
+    found = record(tape, _writing(func), args, kwargs, frame)
     if found._kind is not target._kind:
         raise TraceError(f"{name}: the result is {found._kind}, which cannot be written into a Value of {target._kind}")
     if target._ref in tape.views.viewed:
@@ -44,7 +45,31 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return target
 
 
-def _setitem(target: Tensor, index: Any, given: Any) -> Tensor:
-    target = target.clone()
-    target[index] = given
-    return target
+_written: dict[Any, Any] = {}
+
+
+def _writing(func: Any) -> Any:
+    """The in-place function as one that returns what it has written into."""
+    found = _written.get(func)
+    if found is None:
+
+        def write(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            target = _own(target, (*args, *kwargs.values()))
+            func(target, *args, **kwargs)
+            return target
+
+        write.__name__ = getattr(func, "__name__", "write")
+        found = _written.setdefault(func, write)
+    return found
+
+
+def _own(target: Tensor, others: tuple[Any, ...]) -> Tensor:
+    """A copy to write into; one per row where what is written differs from row to row while the target does not."""
+    for other in others:
+        if isinstance(other, Tensor) and _is_batched(other) and not _is_batched(target) and other.numel():
+            everywhere = torch.ones_like(other.detach().reshape(-1)[0], dtype=torch.bool)
+            return torch.where(everywhere, target, target)
+    return target.clone()
+
+
+_is_batched = torch._C._functorch.is_batchedtensor

@@ -1,4 +1,4 @@
-"""Every torch function that the user's code calls while recording comes through here, with or without values among its arguments."""
+"""Every torch function that the user's code calls while recording comes through here, with values or without."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from weft.errors import TraceError
 from weft.lazy.calls import _with_tensors, record
 from weft.lazy.constants import constant
+from weft.lazy.quick import MISS, short
 from weft.lazy.stacks import reduced, stack
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import REFUSED, STEP, Value
@@ -43,6 +44,10 @@ class Recording(TorchFunctionMode):
                         tape.type.append(entry[0])
                         tape.arguments.append(first._ref)
                         return tape.make(tape, ref, entry[1])
+            if frame.f_code is not _HANDLE:
+                found = short(tape, func, args, frame)
+                if found is not MISS:
+                    return found
         if tape.paused:
             return func(*args, **(kwargs or {}))
         if frame.f_code is _HANDLE and frame.f_back is not None:

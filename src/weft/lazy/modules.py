@@ -1,8 +1,8 @@
 """Calls of modules while recording: a layer of `torch.nn`, or a module marked as a cell, is one call and does not run.
 
 For as long as some thread records, `nn.Module.__call__` asks first whether this thread does. The same holds for
-`torch.autograd.Function.apply`, which would silently lose its backward on values, and for `torch.autocast`, whose state decides
-what a call means.
+`torch.autograd.Function.apply`, which would silently lose its backward on values, for `torch.autocast`, whose state decides
+what a call means, and for `torch.tensor`, which of a number makes a constant.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import nn
 
 from weft.errors import TraceError
 from weft.lazy.calls import BY_IDENTITY, finish, new_entry, walk, walk_keywords
-from weft.lazy.constants import Constant
+from weft.lazy.constants import Constant, constant
+from weft.lazy.quick import MISS, Quick, quick_call, remember, short
 from weft.lazy.stacks import Stacked
+from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import STEP, Value
 from weft.lazy.views import check_current
@@ -35,22 +37,23 @@ def _recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     tape = active.tape
     if tape is None:
         return _call(self, *args, **kwargs)
-    table = tape.modules.get(self)
-    if table is not None and not kwargs:
+    if self in tape.ones and not kwargs:
         frame = _getframe(1)
         count = len(args)
         if count == 1:
             first = args[0]
-            entry = table.get((first._kind if first.__class__ is Value else first.__class__, id(frame.f_code), frame.f_lasti))
-            if entry is not None and self.training is entry[2]:
-                if first.__class__ is Value:
-                    if first._ref >= tape.floor and first._tape is tape:
-                        ref = tape.next
-                        tape.next = ref + STEP
-                        tape.type.append(entry[0])
-                        tape.arguments.append(first._ref)
-                        return tape.make(tape, ref, entry[1])
-                elif first._kind is entry[3]:
+            cls = first.__class__
+            if cls is Value:
+                entry = tape.fast.get((self, self.training, first._kind, id(frame.f_code), frame.f_lasti))
+                if entry is not None and first._ref >= tape.floor and first._tape is tape:
+                    ref = tape.next
+                    tape.next = ref + STEP
+                    tape.type.append(entry[0])
+                    tape.arguments.append(first._ref)
+                    return tape.make(tape, ref, entry[1])
+            elif cls is Constant:
+                entry = tape.fast.get((self, self.training, Constant, first._kind, id(frame.f_code), frame.f_lasti))
+                if entry is not None:
                     ref = tape.next
                     tape.next = ref + STEP
                     tape.type.append(entry[0])
@@ -58,23 +61,23 @@ def _recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
                     return tape.make(tape, ref, entry[1])
         elif count == 2:
             first, second = args
-            if first.__class__ is Value and second.__class__ is Value:
-                entry = table.get((first._kind, second._kind, id(frame.f_code), frame.f_lasti))
-                if entry is not None and self.training is entry[2] and first._ref >= tape.floor and second._ref >= tape.floor:
-                    ref = tape.next
-                    tape.next = ref + STEP
-                    tape.type.append(entry[0])
-                    tape.arguments += (first._ref, second._ref)
-                    return tape.make(tape, ref, entry[1])
+            if first.__class__ is Value and second.__class__ is Value and first._tape is tape and second._tape is tape:
+                found = tape.quick.get((self, self.training, first._kind, second._kind, id(frame.f_code), frame.f_lasti))
+                left, right = first._ref, second._ref
+                if found is not None and left >= tape.floor and right >= tape.floor:
+                    return quick_call(tape, found, (left, right), ())
+        found = short(tape, self, (self.training, *args), frame)
+        if found is not MISS:
+            return found
     return called_module(tape, self, args, kwargs, _getframe(1))
 
 
 def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
     """Record the call as one, or let the module run and record what it does."""
-    if module not in tape.modules and not _is_one_call(tape, module):
+    if not _is_one_call(tape, module):
+        tape.ones.pop(module, None)
         return _call(module, *args, **kwargs)
-    if _carries_hooks(module) and not is_marked(module):
-        return _call(module, *args, **kwargs)
+    tape.ones[module] = True
     if isinstance(module, BY_ROW) and len(args) == 1 and not kwargs and isinstance(args[0], Stacked) and args[0].ndim > 1:
         return args[0]._each(module)
     return record_owned(tape, module, args, kwargs, frame, module)
@@ -84,6 +87,10 @@ def record_owned(
     tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, module: nn.Module | None
 ) -> Any:
     """Record a call of a module or a cell: one call, whatever happens inside."""
+    if not kwargs and module is None:
+        found = short(tape, func, args, frame)
+        if found is not MISS:
+            return found
     key: list[Any] = [BY_IDENTITY, id(func), module is not None and module.training]
     refs: list[int] = []
     feeds: list[Any] = []
@@ -98,23 +105,30 @@ def record_owned(
         name = type(func).__name__ if module is not None else getattr(func, "__qualname__", type(func).__name__)
         owners = (_Nobody(), func) if module is not None else (func,)
         entry = new_entry(tape, func, args, kwargs, key, place, name, owners, is_cell=True)
-    if module is not None and entry.single is not None and not kwargs and not tape.watchful:
-        _remember(tape, module, args, entry, frame)
+    if not kwargs:
+        if module is None:
+            remember(tape, func, args, frame, entry)
+        else:
+            _remember(tape, module, args, frame, entry)
     return finish(tape, entry, refs, feeds)
+
+
+def _remember(tape: Tape, module: nn.Module, args: tuple[Any, ...], frame: FrameType, entry: Entry) -> None:
+    if tape.watchful:
+        return
+    remember(tape, module, (module.training, *args), frame, entry)
+    place, tables = (id(frame.f_code), frame.f_lasti), tape.tables
+    if len(args) == 1 and entry.single is not None:
+        if args[0].__class__ is Value:
+            tables.fast[(module, module.training, args[0]._kind, *place)] = (entry.number, entry.single)
+        elif args[0].__class__ is Constant:
+            tables.fast[(module, module.training, Constant, args[0]._kind, *place)] = (entry.number, entry.single)
+    elif len(args) == 2 and args[0].__class__ is Value and args[1].__class__ is Value and entry.op.outs:
+        tables.quick[(module, module.training, args[0]._kind, args[1]._kind, *place)] = Quick(entry, ())
 
 
 class _Nobody(nn.Module):
     """Stands first among the owners: hooks of the first owner count as fired by its caller, which is not so here."""
-
-
-def _remember(tape: Tape, module: nn.Module, args: tuple[Any, ...], entry: Any, frame: FrameType) -> None:
-    table = tape.modules.setdefault(module, {})
-    place = (id(frame.f_code), frame.f_lasti)
-    found = (entry.number, entry.single, module.training)
-    if all(item.__class__ is Value for item in args):
-        table[*(item._kind for item in args), *place] = found
-    elif len(args) == 1 and args[0].__class__ is Constant:
-        table[Constant, *place] = (*found, args[0]._kind)
 
 
 def is_marked(module: nn.Module) -> bool:
@@ -129,7 +143,7 @@ def _is_one_call(tape: Tape, module: nn.Module) -> bool:
             f"a compiled module ({type(module._orig_mod).__name__}) insists on real tensors; put the call into a weft.cell, or "
             "use the module that was compiled"
         )
-    return tape.whole_modules and _is_layer(module)
+    return tape.whole_modules and _is_layer(module) and not _carries_hooks(module)
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -143,7 +157,19 @@ def _is_layer(module: nn.Module) -> bool:
 
 _LAYERS = ("torch.nn.modules.", "torch.ao.nn.")
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.modules.lazy.LazyModuleMixin)
-BY_ROW = (nn.Linear, nn.Dropout, nn.Embedding, nn.Tanh, nn.Sigmoid, nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.ELU, nn.Softplus)
+BY_ROW = (
+    nn.Linear,
+    nn.Dropout,
+    nn.Embedding,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.Softplus,
+)
 """Layers that treat the rows of a stack alike."""
 
 
@@ -157,8 +183,8 @@ _apply = torch.autograd.Function.__dict__["apply"]
 def _checked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if active.tape is not None and any(isinstance(item, Value) for item in (*args, *kwargs.values())):
         raise TraceError(
-            f"autograd.Function {cls.__name__} on a Value would lose its backward; put the call into a weft.cell, which runs on "
-            "real tensors"
+            f"autograd.Function {cls.__name__} on a Value would lose its backward; put the call into a weft.cell, where there "
+            "are real tensors"
         )
     return _apply.__get__(None, cls)(*args, **kwargs)
 
@@ -174,10 +200,22 @@ def _entered(self: Any) -> Any:
 
 
 def _exited(self: Any, *error: Any) -> Any:
-    found = _exit(self, *error)  # type: ignore[no-untyped-call]
+    found = _exit(self, *error)
     if active.tape is not None:
         active.tape.set_context()
     return found
+
+
+_tensor = torch.tensor
+
+
+def _number(data: Any, *args: Any, **kwargs: Any) -> Any:
+    tape = active.tape
+    if tape is not None and not args and not kwargs and not tape.paused:
+        made = constant(tape, data)
+        if made is not None:
+            return made
+    return _tensor(data, *args, **kwargs)
 
 
 _lock = threading.Lock()
@@ -191,18 +229,19 @@ def intercepted() -> Iterator[None]:
     with _lock:
         _recordings += 1
         if _recordings == 1:
-            _patch(_recorded_call, classmethod(_checked_apply), _entered, _exited)
+            _patch(_recorded_call, classmethod(_checked_apply), _entered, _exited, _number)
     try:
         yield
     finally:
         with _lock:
             _recordings -= 1
             if not _recordings:
-                _patch(_call, _apply, _enter, _exit)
+                _patch(_call, _apply, _enter, _exit, _tensor)
 
 
-def _patch(call: Any, apply: Any, enter: Any, leave: Any) -> None:
+def _patch(call: Any, apply: Any, enter: Any, leave: Any, tensor: Any) -> None:
     nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.autograd.Function.apply = apply  # type: ignore[method-assign]
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     torch.autocast.__exit__ = leave  # type: ignore[method-assign]
+    torch.tensor = tensor

@@ -23,7 +23,7 @@ def flatten(nest: Any, leaves: list[Any]) -> Structure:
         return (cls, None, *[flatten(part, leaves) for part in nest])
     if isinstance(nest, dict):
         return (cls, tuple(nest), *[flatten(part, leaves) for part in nest.values()])
-    if isinstance(nest, tuple) and hasattr(cls, "_make") or _is_return_type(cls):
+    if (isinstance(nest, tuple) and hasattr(cls, "_make")) or _is_return_type(cls):
         return (cls, None, *[flatten(part, leaves) for part in nest])
     if dataclasses.is_dataclass(cls):
         names = tuple(field.name for field in dataclasses.fields(cls))

@@ -145,7 +145,9 @@ class Op:
         self._check(structure, constants, leaves, tensors, args)
         return tensors
 
-    def _check(self, structure: Structure, constants: tuple[Any, ...], leaves: list[Any], tensors: list[Tensor], args: Any) -> None:
+    def _check(
+        self, structure: Structure, constants: tuple[Any, ...], leaves: list[Any], tensors: list[Tensor], args: Any
+    ) -> None:
         if self._found is None:
             self._found = (structure, constants)
             self.structure, self.constants = structure, constants
@@ -218,7 +220,7 @@ class _Watch(TorchDispatchMode):
     """Sees whether random numbers are drawn."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.random = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

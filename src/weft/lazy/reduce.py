@@ -1,4 +1,4 @@
-"""Reductions over any number of values: one kind of call, whatever the number, so that lists of other lengths batch together."""
+"""Reductions over any number of values: one kind of call, so that lists of different lengths batch together."""
 
 from __future__ import annotations
 

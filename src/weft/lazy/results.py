@@ -13,7 +13,6 @@ from torch import Tensor
 from weft.errors import ShapeError, StructureError
 from weft.graph.program import Ints
 from weft.graph.recording import References
-from weft.lazy.constants import Constant
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import Structure, build, flatten, paths
 from weft.lazy.value import Value
@@ -83,14 +82,12 @@ def joined(outcomes: Sequence[Outcome], gathered: Gathered, device: str) -> Any:
                 f"examples 0 and {number} return different structures: {_shown(outcomes[0])} and {_shown(outcome)}; {WAY_OUT}"
             )
     names = list(paths(structure))
-    leaves = [
-        _column(name, [outcome.leaves[at] for outcome in outcomes], gathered, device) for at, name in enumerate(names)
-    ]
+    leaves = [_column(name, [outcome.leaves[at] for outcome in outcomes], gathered, device) for at, name in enumerate(names)]
     return build(structure, iter(leaves))
 
 
 def _shown(outcome: Outcome) -> str:
-    names = iter([f"{type(leaf).__name__}" for leaf in outcome.leaves])
+    names = iter([str(kind) if isinstance(kind := _kind(leaf), Kind) else type(leaf).__name__ for leaf in outcome.leaves])
     return repr(build(outcome.structure, names)).replace("'", "")
 
 
@@ -135,6 +132,3 @@ def _tensors(column: list[Any], gathered: Gathered) -> Tensor:
     if all(leaf.__class__ is Value for leaf in column):
         return gathered.stacked([leaf._ref for leaf in column])
     return torch.stack([gathered.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in column])
-
-
-__all__ = ["Constant", "Gathered", "Outcome", "joined", "separate", "wanted_references"]

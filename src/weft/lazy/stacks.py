@@ -61,7 +61,9 @@ def stacked(tape: Tape, parts: list[Any]) -> Any:
     """A stack of these values, as a list where they are all of one kind."""
     first = parts[0]
     alike = all(part.__class__ is Value and part._tape is tape and part._kind is first._kind for part in parts)
-    return Stacked(tape, parts) if alike else torch.stack([part._plain() if isinstance(part, Value) else part for part in parts])
+    return (
+        Stacked(tape, parts) if alike else torch.stack([part._plain() if isinstance(part, Value) else part for part in parts])
+    )
 
 
 def stack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -82,7 +84,12 @@ def reduced(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     rule = RULES.get(getattr(func, "__name__", "").strip("_"))
     if rule is None or not any(isinstance(item, Stacked) for item in args):
         return NotImplemented
-    return rule(func, *args, **kwargs)
+    return rule(_recorder(tape, func, frame), *args, **kwargs)
+
+
+def _recorder(tape: Tape, func: Any, frame: FrameType) -> Callable[..., Any]:
+    """The function as one that records its call at that place."""
+    return lambda *args, **kwargs: record(tape, func, args, kwargs, frame)
 
 
 def _is_first(x: Any, dim: Any) -> bool:
@@ -161,8 +168,9 @@ def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 POINTWISE = (
-    "abs ceil celu clamp clamp_max clamp_min clone cos detach elu erf exp expm1 floor gelu hardtanh leaky_relu log log1p logsigmoid "
-    "mish neg reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin softplus softsign sqrt square tan tanh dropout"
+    "abs ceil celu clamp clamp_max clamp_min clone cos detach elu erf exp expm1 floor gelu hardtanh leaky_relu log log1p "
+    "logsigmoid mish neg reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin softplus softsign sqrt "
+    "square tan tanh dropout"
 ).split()
 RULES: dict[str, Callable[..., Any]] = {
     "sum": _reduction("sum"),
@@ -177,7 +185,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "unsqueeze": _unsqueeze,
     "linear": _linear,
     **dict.fromkeys(POINTWISE, _pointwise),
-    **dict.fromkeys([*COMPARISONS, *ARITHMETIC[:-5], "div", "true_divide", "subtract", "multiply", "maximum", "minimum"], _binary),
+    **dict.fromkeys(
+        [*COMPARISONS, *ARITHMETIC[:-5], "div", "true_divide", "subtract", "multiply", "maximum", "minimum"], _binary
+    ),
 }
 RULES["matmul"] = _matmul
 
@@ -186,14 +196,14 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
     rule = RULES[name.strip("_")]
 
     def method(self: Stacked, *args: Any, **kwargs: Any) -> Any:
-        found = NotImplemented if self._tape.is_over() else rule(func, self, *args, **kwargs)
-        return record(self._tape, func, (self, *args), kwargs, _getframe(1)) if found is NotImplemented else found
+        tape, frame = self._tape, _getframe(1)
+        found = NotImplemented if tape.is_over() else rule(_recorder(tape, func, frame), self, *args, **kwargs)
+        return record(tape, func, (self, *args), kwargs, frame) if found is NotImplemented else found
 
     return method
 
 
 def _reflected(name: str) -> Callable[..., Any]:
-    func = getattr(Tensor, f"__{name}__")
     rule = RULES[name]
 
     def method(self: Stacked, other: Any) -> Any:
@@ -202,7 +212,6 @@ def _reflected(name: str) -> Callable[..., Any]:
             return record(self._tape, getattr(Tensor, f"__r{name}__"), (self, other), {}, _getframe(1))
         return found
 
-    method.__doc__ = func.__doc__
     return method
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from operator import is_
 from types import MethodType
 from typing import Any
 
@@ -38,15 +39,43 @@ class Tables:
     def __init__(self) -> None:
         self.fast: dict[Any, tuple[int, Kind]] = {}
         self.calls: dict[Any, Entry] = {}
-        self.modules: dict[nn.Module, dict[Any, Any]] = {}
+        self.quick: dict[Any, Any] = {}
+        self.ones: dict[nn.Module, bool] = {}
+        """Modules whose calls are recorded as one."""
 
 
 class World:
-    """Everything learned while the model's tensors look the same."""
+    """Everything learned while the tensors of the model that matter look the same."""
 
     def __init__(self) -> None:
         self.tables: dict[Setting, Tables] = {}
         self.ops: dict[Any, Op] = {}
+        self._places: dict[tuple[int, Any], tuple[Place, Any]] = {}
+        self._tensors: list[Any] = []
+
+    def rely_on(self, op: Op) -> None:
+        """What was found out about an operation holds while its tensors look as they do now."""
+        for owner in op.owners:
+            places = Surroundings().add(owner).tensors if isinstance(owner, nn.Module) else []
+            places += [(owner, key) for key in owner] if isinstance(owner, dict) else []
+            for place in places:
+                self._places[id(place[0]), place[1]] = (place, _look(fetch(place)))
+
+    def holds(self) -> bool:
+        """Whether all tensors still look the same; where one is another object, calls go the long way once."""
+        tensors = [fetch(place) for place, _ in self._places.values()]
+        if any(_look(tensor) != look for tensor, (_, look) in zip(tensors, self._places.values(), strict=True)):
+            return False
+        if len(tensors) != len(self._tensors) or not all(map(is_, tensors, self._tensors)):
+            self._tensors = tensors
+            for tables in self.tables.values():
+                tables.quick.clear()
+                tables.fast.clear()
+        return True
+
+
+def _look(tensor: Any) -> Any:
+    return (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else None
 
 
 class State:
@@ -55,11 +84,11 @@ class State:
     def __init__(self, fn: Callable[..., Any] | None) -> None:
         self.roots = () if fn is None else (fn,)
         self.library = Library(_call_type)
-        self.worlds: dict[Hashable, World] = {}
+        self.worlds: dict[Hashable, list[World]] = {}
         self.fines: list[Op] = []
         """The operation of each recorded type; one operation at two places is two types."""
         self.lock = threading.RLock()
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[Hashable, Any] = {}
         self._surroundings: Surroundings | None = None
         self._places: dict[int, Place] = {}
 
@@ -83,14 +112,12 @@ class State:
 
     def world(self, ambient: Hashable) -> World:
         """The world that holds now."""
-        tensors = [fetch(place) for place in self.surroundings().tensors if _is_own(place)]
-        looks = tuple((t.shape, t.dtype) if isinstance(t, Tensor) else None for t in tensors)
-        key = (looks, ambient, torch.get_default_dtype())
-        found = self.worlds.get(key)
-        if found is None:
-            found = self.worlds[key] = World()
-            self._surroundings = None
-        return found
+        known = self.worlds.setdefault((ambient, torch.get_default_dtype()), [])
+        for world in reversed(known):
+            if world.holds():
+                return world
+        known.append(World())
+        return known[-1]
 
     def place_of(self, tensor: Tensor) -> Place | None:
         """Where the model keeps this tensor, if it does."""
@@ -110,8 +137,7 @@ class State:
 
 def _is_own(place: Place) -> bool:
     """Tensors kept by name; those in lists and dictionaries are data, unless they are trained."""
-    container, key = place
-    if not isinstance(key, str):
+    if not isinstance(place[1], str):
         return isinstance(fetch(place), Tensor) and fetch(place).requires_grad
     return True
 
@@ -142,9 +168,7 @@ def _in(holder: Any, name: Hashable, fn: Any) -> State:
     if not isinstance(kept, _Kept):
         kept = attributes["_weft"] = _Kept()
     found: State | None = kept.get(name)
-    if found is None:
-        found = kept[name] = State(fn)
-    elif not found.roots:
+    if found is None or not found.roots:
         found = kept[name] = State(fn)
     return found
 

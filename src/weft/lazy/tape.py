@@ -19,7 +19,6 @@ from weft.lazy.state import State, Tables, World
 from weft.lazy.value import STEP, Value
 from weft.lazy.views import Views
 
-
 Segment = tuple[int, list[int], list[int], list[int], list[int]]
 """First reference, types, arguments, further counts, and the references that were handed in again."""
 
@@ -75,7 +74,7 @@ class Tape:
         kind = torch.device(device).type
         self.autocast_kind = kind
         self.ambient_autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        self.world: World = state.world(self.ambient_autocast)
+        self.world: World = state.world((granularity, *self.ambient_autocast))
         self.setting = Setting()
         self.set_context()
 
@@ -96,7 +95,8 @@ class Tape:
             tables = self.world.tables.setdefault(self.setting, Tables())
         self.tables = tables
         self.fast = {} if self.watchful else tables.fast
-        self.calls, self.modules = tables.calls, tables.modules
+        self.quick = {} if self.watchful else tables.quick
+        self.calls, self.ones = tables.calls, tables.ones
 
     def track(self) -> None:
         """From now on know which values are alive, so that a flush computes no more than what may be asked for."""

@@ -1,7 +1,7 @@
 """`weft.Value`: what operations return while they are recorded. It stands for a tensor that has not been computed yet.
 
-A value knows its kind (shape and dtype) and which output of which call it is. Operators and methods look up, by the kinds of the
-operands and the place in the user's code, what was found out at the first call of that kind, and append a few integers.
+A value knows its kind (shape and dtype) and which output of which call it is. Operators and methods look up, by the kinds of
+the operands and the place in the user's code, what was found out at the first call of that kind, and append a few integers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ STEP = 1 << OUTPUT_BITS
 class Value:
     """The result of a recorded operation: not a `torch.Tensor`, but it does what one does.
 
-    Shape, dtype and device are known at once. `bool(v)`, `float(v)`, `int(v)`, `v.item()` and `v.tolist()` need the numbers: what
-    is pending runs first. `weft.value(v)` gives the tensor itself.
+    Shape, dtype and device are known at once. `bool(v)`, `float(v)`, `int(v)`, `v.item()` and `v.tolist()` need the numbers:
+    what is pending runs first. `weft.value(v)` gives the tensor itself.
 
     >>> import torch, weft
     >>> with weft.batching():
@@ -160,8 +160,7 @@ class Value:
         return dispatch(func, args, kwargs or {})
 
     def __getitem__(self, index: Any) -> Any:
-        frame = _getframe(1)
-        return self._tape.record(torch.Tensor.__getitem__, (self, index), {}, frame)
+        return self._tape.record(torch.Tensor.__getitem__, (self, index), {}, _getframe(1))
 
     def __setitem__(self, index: Any, given: Any) -> None:
         self._tape.record_inplace(torch.Tensor.__setitem__, (self, index, given), {}, _getframe(1))
@@ -250,7 +249,7 @@ def _unary(name: str, func: Any) -> Callable[..., Any]:
         return tape.record(func, (self, *args), kwargs, frame)
 
     method.__name__ = name
-    method.__doc__ = getattr(func, "__doc__", None)
+    method.__doc__ = f"As `torch.Tensor.{name}`, recorded."
     return method
 
 

@@ -13,7 +13,8 @@ from weft.api.function import VertexFunction
 from weft.errors import TypeMismatch
 from weft.plan.schedule import POLICIES
 from weft.testing.compare import check_alike, check_gradient, check_leaves, check_repeats
-from weft.testing.once import Outcome, Subject, run_once
+from weft.testing.once import Outcome, Subject, outside_tensors, run_once
+from weft.testing.per_example import PerExample
 
 REFERENCE = {"policy": "auto", "backend": "reference"}
 
@@ -31,6 +32,9 @@ def assert_equivalent(
     **options: Any,
 ) -> None:
     """Run batched under every policy and backend asked for, and one by one; raise `AssertionError` at the first difference.
+
+    A `weft.VertexFunction` is called with a graph; any other function or module is one of a single example, called as
+    `weft.batched` of it is: one by one is then a plain loop.
 
     Compared are the outputs and, for a random cotangent, the gradients of all parameters, of all floating-point inputs (copies
     that require gradients take their place) and of captured tensors that require gradients. Per tensor `max|a-b|` may be at
@@ -55,13 +59,17 @@ def assert_equivalent(
     ...         v.push(depth)
     >>> weft.testing.assert_equivalent(Depth(), weft.Graph.from_parents([2, 2, 3, -1]), policies=["depth", "condense"])
     """
-    if not callable(fn_or_model) or not (isinstance(fn_or_model, VertexFunction) or hasattr(fn_or_model, "takes_options")):
+    if not callable(fn_or_model):
         raise TypeMismatch(
-            "assert_equivalent: expected a weft.VertexFunction, or a program of weft.testing.random_program, "
-            f"got {type(fn_or_model).__name__}"
+            "assert_equivalent: expected a weft.VertexFunction, a function or module of one example, or a program of "
+            f"weft.testing.random_program, got {type(fn_or_model).__name__}"
         )
     call = {name: given for name, given in (("edges", edges), ("rounds", rounds), ("init", init)) if given is not None}
-    subject = Subject.of(fn_or_model, inputs, call)
+    if isinstance(fn_or_model, VertexFunction) or hasattr(fn_or_model, "takes_options"):
+        subject = Subject.of(fn_or_model, inputs, call)
+    else:
+        function = PerExample(fn_or_model)
+        subject = Subject(function, inputs, call, outside_tensors(function.fn))
     with _everything_left_alone(fn_or_model):
         expected = run_once(subject, seed, REFERENCE)
         for policy in POLICIES if policies is None else policies:

@@ -1,0 +1,100 @@
+"""`weft.batching`: the scope form. Operations inside are recorded; they run when the scope ends or a number is needed."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from weft.errors import TraceError, TypeMismatch
+from weft.lazy.flush import Flush, alive
+from weft.lazy.mode import Recording
+from weft.lazy.modules import intercepted
+from weft.lazy.state import State
+from weft.lazy.tape import Tape, active
+from weft.lazy.value import Value
+from weft.run.options import Options
+
+
+class batching:
+    """A scope in which operations are recorded and run together: at its end, or when one of their numbers is needed.
+
+    After the scope Values are as good as tensors: torch functions on them return tensors, `v.backward()` works,
+    `weft.value(nest)` replaces them. After an exception in the scope they raise. Keywords are `granularity` and the options
+    of every batched call.
+
+    >>> import torch, weft
+    >>> weight = torch.ones(3, requires_grad=True)
+    >>> with weft.batching():
+    ...     losses = [(weight * k).sum() for k in range(4)]
+    ...     loss = torch.stack(losses).sum()
+    >>> loss.backward()
+    >>> weight.grad
+    tensor([6., 6., 6.])
+    """
+
+    def __init__(self, *, granularity: str = "auto", device: str = "cpu", **options: Any) -> None:
+        if granularity not in ("auto", "operator", "cell"):
+            raise TypeMismatch(f"granularity: expected one of 'auto', 'operator', 'cell', got {granularity!r}")
+        self.granularity, self.device, self.options = granularity, device, Options.of(options)
+        self.tape: Tape | None = None
+
+    def __enter__(self) -> batching:
+        if self.tape is not None:
+            raise TraceError("this weft.batching scope is in use; make another one")
+        self.outer = active.tape
+        if self.outer is not None:
+            return self
+        self.tape = tape = Tape(_state(self.granularity), self.granularity, self.device)
+        tape.driver = self
+        tape.track()
+        tape.bound(0)
+        self.patches = intercepted()
+        self.patches.__enter__()
+        self.mode = Recording(tape)
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        active.tape = tape
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.tape is None:
+            return
+        tape, self.tape = self.tape, None
+        try:
+            active.tape = None
+            self.mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        finally:
+            self.patches.__exit__(None, None, None)
+        tape.ended = "failed"
+        tape.fast, tape.quick = {}, {}
+        if error is None:
+            self._run(tape)
+            tape.ended = "done"
+
+    def need(self, value: Value) -> None:
+        """Run what is pending now."""
+        tape = value._tape
+        stack = _get_current_function_mode_stack()
+        ours = bool(stack) and stack[-1] is self.mode
+        if ours:
+            _pop_mode()
+        try:
+            with tape.pause():
+                self._run(tape)
+        finally:
+            if ours:
+                _push_mode(self.mode)
+
+    def _run(self, tape: Tape) -> None:
+        if tape.type:
+            Flush(tape, alive(tape)).run(self.options)
+            tape.bound(0)
+
+
+_states: dict[str, State] = {}
+
+
+def _state(granularity: str) -> State:
+    """Scopes have no function of their own; what they learn is kept for all of them."""
+    return _states.setdefault(granularity, State(None))
