@@ -22,10 +22,11 @@ from weft.run.columns import Column, blocks
 from weft.run.emit import Code
 from weft.run.gather import Action, Gathering, addresses, through_index
 from weft.run.indices import BackIndex
+from weft.run.somerows import SomeRows
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
 
-Given = dict[tuple[int, Name], Tensor]
+Given = dict[tuple[int, Name], Tensor | SomeRows]
 """Gradients of outputs from outside, by (type, output name), rows in type order."""
 
 
@@ -126,9 +127,11 @@ class Backward:
     def _outside(self, number: int, run: TypeRun, name: Any, value: Value) -> Tensor:
         """The gradient of an output over all rows, as far as it comes from outside the group; zeros if nothing does."""
         total = self._outside_or_none(number, run, name)
+        if isinstance(total, SomeRows):
+            return total.dense()
         return run.empty(value).zero_() if total is None else total
 
-    def _outside_or_none(self, number: int, run: TypeRun, name: Any) -> Tensor | None:
+    def _outside_or_none(self, number: int, run: TypeRun, name: Any) -> Tensor | SomeRows | None:
         total = self.given.get((run.type, name))
         if name in run.code.role.exchanged:
             output, key = name
@@ -143,7 +146,7 @@ class Backward:
                     part = part[where[0] - back.back.first : where[1] - back.back.first]
                 else:
                     part = part.index_select(0, where - back.back.first)
-                total = part if total is None else total + part
+                total = part if total is None else (total.dense() if isinstance(total, SomeRows) else total) + part
         return total
 
     def _collect_recurrent(self, number: int, run: TypeRun) -> None:

@@ -16,10 +16,11 @@ from weft.graph.ports import port_of, slots_port
 from weft.graph.program import Ints
 from weft.graph.tape import Name
 from weft.plan.plan import Plan
-from weft.run.backward import Backward
+from weft.run.backward import Backward, Given
 from weft.run.code import CellCode, Role
 from weft.run.forward import run_forward
 from weft.run.indices import Indices, as_tensor
+from weft.run.somerows import SomeRows
 from weft.run.typerun import Arenas, TypeRun
 from weft.run.views import is_free
 from weft.run.wanted import Wanted
@@ -345,8 +346,8 @@ class Execution:
         self.forget()
         return results
 
-    def _given(self, grads: Sequence[Tensor | None]) -> dict[tuple[int, Name], Tensor]:
-        given: dict[tuple[int, Name], Tensor] = {}
+    def _given(self, grads: Sequence[Tensor | None]) -> Given:
+        given: Given = {}
         for wanted, grad in zip(self.call.wanted, grads, strict=True):
             name = wanted.name
             if grad is None:
@@ -360,15 +361,13 @@ class Execution:
                     given[t, name] = grad if nodes is None else grad.index_select(0, nodes)
         return given
 
-    def _give(self, given: dict[tuple[int, Name], Tensor], wanted: Wanted, grad: Tensor) -> None:
-        """Gradients of some nodes' rows: zeros for the others."""
+    def _give(self, given: Given, wanted: Wanted, grad: Tensor) -> None:
+        """Gradients of some nodes' rows."""
         for t, at, rows in wanted.parts(self.plan):
             if wanted.name not in self.codes[t].split.outputs:
                 continue
             part = grad if at is None else grad.index_select(0, as_tensor(at, self.call.device))
-            total = part.new_zeros((len(self.plan.rows[t]), *part.shape[1:]))
-            total.index_add_(0, as_tensor(rows, self.call.device), part)
-            given[t, wanted.name] = total
+            given[t, wanted.name] = SomeRows(rows, part, len(self.plan.rows[t]))
 
     def _gradients(self, tensors: Sequence[Tensor], sweep: Backward) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(tensors)

@@ -14,6 +14,7 @@ from weft.graph.tape import Value
 from weft.run.columns import Addresses, Column, Cut
 from weft.run.gather import SMALL, Action, Rows, numbers
 from weft.run.indices import BackIndex
+from weft.run.somerows import SomeRows, SomeSteps
 from weft.run.typerun import TypeRun
 
 How = int | Tensor | tuple[Tensor, Tensor]
@@ -36,7 +37,7 @@ class Collecting:
         run: TypeRun,
         value: Value,
         output: int,
-        outside: Tensor | None,
+        outside: Tensor | SomeRows | None,
         inner: Inner,
         keep: bool,
         indexed: bool = False,
@@ -45,9 +46,11 @@ class Collecting:
         self.run, self.value, self.inner, self.keep = run, value, inner, keep
         self.indexed, self.by_address = indexed, by_address
         self.starts = run.indices.class_starts(run.type, output)
-        if outside is not None and (indexed or by_address):
-            outside = outside.contiguous()
-        self.outside = None if outside is None else Cut(outside, run.cuts)
+        self.outside: Cut | SomeSteps | None = None
+        if isinstance(outside, SomeRows):
+            self.outside = SomeSteps(outside.by_step(run.cuts))
+        elif outside is not None:
+            self.outside = Cut(outside.contiguous() if indexed or by_address else outside, run.cuts)
         self.held: list[Tensor] = []
         """What addresses were given of: it must live as long as this."""
 
@@ -87,6 +90,11 @@ class Collecting:
         indices = [index.data_ptr() + 4 * piece for piece in pieces]
         if self.outside is None:
             return [[rows.data_ptr()] * many, indices, [self._zeros.data_ptr()] * many, [0] * many]
+        if isinstance(self.outside, SomeSteps):
+            parts = self.outside.block(first, last)
+            outer: Sequence[int] = [(self._zeros if part is None else part).data_ptr() for part in parts]
+            apart = [0 if part is None else self._zeros.numel() for part in parts]
+            return [[rows.data_ptr()] * many, indices, outer, apart]
         outer = Addresses(self.outside.tensor, self.run.cuts.offsets).block(first, last)
         return [[rows.data_ptr()] * many, indices, outer, [self._zeros.numel()] * many]
 
