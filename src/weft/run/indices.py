@@ -39,6 +39,14 @@ class ReadIndex:
     def pieces(self) -> Cut:
         return Cut(self.index, self.cuts)
 
+    @property
+    def whole_slice(self) -> int | None:
+        """The first class row, where all pieces together are one slice: full trees, chains of equal length."""
+        if not self.all_slices or not self.starts:
+            return None
+        first = self.starts[0]
+        return first if self.starts == [first + offset for offset in self.cuts.offsets[:-1]] else None
+
 
 @dataclass(frozen=True, eq=False)
 class BackIndex:

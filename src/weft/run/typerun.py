@@ -88,10 +88,8 @@ class TypeRun:
         if read.kind == "sum":
             assert read.offsets is not None
             return bag_sum(arena, at.index, self.indices.seg(read)[1])
-        if len(at.starts) == 1 and at.starts[0] >= 0:
-            rows = arena.narrow(0, at.starts[0], at.cuts.sizes[0])
-        else:
-            rows = arena.index_select(0, at.index)
+        first = at.whole_slice
+        rows = arena.index_select(0, at.index) if first is None else arena.narrow(0, first, at.cuts.offsets[-1])
         return rows.view(self.gathered_shape(read, arena, len(rows) // (read.width if read.kind == "slots" else 1)))
 
     def gathered_shape(self, read: Read, arena: Tensor, rows: int = -1) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from weft.plan.plan import NOT_A_SLICE, Plan, Read
 from weft.plan.returns import steps_that_return
 from weft.run.batched import Call, Execution
 from weft.run.code import CellCode
+from weft.run.indices import Indices
 from weft.run.split import BACKWARD, FORWARD, Split
 
 PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear mv addmv dot convolution convolution_backward".split())
@@ -149,7 +150,7 @@ def _type_pieces(t: int, call: Call, inference: Execution, training: Execution) 
     if "back" in backward:
         backward["back"] = replace(backward["back"], spared=_spared(t, plan, training))
     reason = call.cells[t].trace.fallback
-    return TypePieces(*head, forward, backward, _gathers(plan, t, code), _reorders(t, code, inference), reason)
+    return TypePieces(*head, forward, backward, _gathers(inference.indices, t, code), _reorders(t, code, inference), reason)
 
 
 def _does_something(code: CellCode, stage: str) -> bool:
@@ -180,8 +181,9 @@ def _name(target: Any) -> str:
     return getattr(packet, "__name__", "")
 
 
-def _gathers(plan: Plan, t: int, code: CellCode) -> list[Gather]:
+def _gathers(indices: Indices, t: int, code: CellCode) -> list[Gather]:
     """What the forward pieces gather, by the same rules as the engine: views where every piece of a read is a slice."""
+    plan = indices.plan
     reads = {read.port: read for read in plan.reads if read.type == t}
     found: list[Gather] = []
     pieces = code.split.pieces
@@ -200,7 +202,7 @@ def _gathers(plan: Plan, t: int, code: CellCode) -> list[Gather]:
         if per_step:
             found.append(Gather(read, key, len(read.slices), slices))
         if not per_step or (slices and id(value) in after):
-            found.append(Gather(read, key, 1, slices and len(read.slices) == 1))
+            found.append(Gather(read, key, 1, read.kind != "sum" and indices.read(read).whole_slice is not None))
     return found
 
 
