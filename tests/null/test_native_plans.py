@@ -12,7 +12,7 @@ from random_programs import random_max_rows, random_program
 
 from weft.errors import StructureError
 from weft.graph.program import NodeType, Port, Program
-from weft.plan import native
+from weft.plan import library, native
 from weft.plan.plan import Plan
 from weft.plan.returns import returns
 from weft.plan.schedule import schedule
@@ -47,7 +47,7 @@ def differences(one: object, other: object, where: str) -> list[str]:
 @pytest.fixture
 def in_numpy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
     """Planning without C."""
-    assert native.library() is not None, "these tests need a C compiler: cc, gcc or clang"
+    assert library.library() is not None, "these tests need a C compiler: cc, gcc or clang"
     monkeypatch.setenv("WEFT_VERIFY", "0")
 
     def plan(program: Program, policy: str = "auto", max_rows: int | None = None) -> Plan:
@@ -142,11 +142,11 @@ def test_what_c_cannot_plan_goes_the_way_of_numpy() -> None:
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (shutil.which("false"), None):
-        native.library.cache_clear()
+        library.library.cache_clear()
         with monkeypatch.context() as patched:
-            patched.setattr(native, "compiler", lambda path=path: path)
-            patched.setattr(native, "TEXTS", ("work.c",))  # another text, so that none is found ready
-            assert native.library() is None
+            patched.setattr(library, "compiler", lambda path=path: path)
+            patched.setattr(library, "TEXTS", ("work.c",))  # another text, so that none is found ready
+            assert library.library() is None
             assert "buffer" not in schedule(random_program(5, 20))._derived
-    native.library.cache_clear()
-    assert native.library() is not None
+    library.library.cache_clear()
+    assert library.library() is not None

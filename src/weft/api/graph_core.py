@@ -35,11 +35,13 @@ class GraphCore:
 
     def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None) -> None:
         self._parts, self.device, self.cache = parts, device, {}
-        sizes = np.fromiter([part.num_vertices for part in parts], np.int64, len(parts))
+        self._records, kinds = merging.records(parts)
+        self._counts_alike = len(kinds) == 1 and False not in kinds
+        sizes = self._records[:, merging.VERTICES]
         self.num_vertices = int(sizes.sum())
         check_size(self.num_vertices, 0)
         self.part_offsets = freeze(offsets_from(sizes))
-        self.type_names = merging.common_type_names(parts)
+        self.type_names = merging.common_type_names(parts, kinds)
 
     @property
     def parts(self) -> tuple[Self, ...]:
@@ -61,18 +63,36 @@ class GraphCore:
         return Arrays(self.children, self.offsets, self.edge_rows)
 
     @cached_property
-    def _merged(self) -> tuple[Ints, Ints]:
-        return merging.merge_arrays(self.parts, self.part_offsets)
+    def summary(self) -> tuple[bytes, tuple[str, ...] | bool]:
+        """What batching needs of a base graph: where its arrays lie; its types' names, or whether it has types."""
+        return merging.record(self), self.type_names or self.type_ids is not None
+
+    @cached_property
+    def _merged(self) -> merging.Merged:
+        return merging.merge(self.parts, self.part_offsets, self._records, self._counts_alike)
+
+    @cached_property
+    def childless(self) -> Ints:
+        """1 for every vertex that gathers nobody, else 0."""
+        if self._parts is not None:
+            return self._merged.childless
+        filled = offsets_from(self.children >= 0)[self.offsets]
+        return freeze(np.diff(filled) == 0)
 
     @cached_property
     def children(self) -> Ints:
         """The children of all vertices, slot after slot; -1 is an empty slot."""
-        return self._merged[0] if self._parts is not None else self._arrays.children
+        return self._merged.children if self._parts is not None else self._arrays.children
 
     @cached_property
     def offsets(self) -> Ints:
         """Vertex v has the slots `offsets[v]` up to `offsets[v + 1]`."""
-        return self._merged[1] if self._parts is not None else self._arrays.offsets
+        return self._merged.offsets if self._parts is not None else self._arrays.offsets
+
+    @property
+    def merged_kinds(self) -> Ints | None:
+        """`childless + 2 * type_ids`, where merging has made it."""
+        return self._merged.kinds if self._parts is not None else None
 
     @cached_property
     def edge_rows(self) -> Ints:
@@ -83,12 +103,13 @@ class GraphCore:
     def num_edges(self) -> int:
         """How many slots are not empty."""
         if self._parts is not None:
-            return sum([part.num_edges for part in self._parts])
+            return int(self._records[:, merging.EDGES].sum())
         return int(np.count_nonzero(self.children >= 0))
 
     @cached_property
     def _types(self) -> Types:
-        return merging.merge_types(self.parts, self.type_names)
+        ids = self._merged.types if self._parts is not None else None
+        return merging.merge_types(self.parts, self.type_names) if ids is None else Types(ids, self.type_names)
 
     @cached_property
     def type_ids(self) -> Ints | None:
@@ -117,8 +138,12 @@ class GraphCore:
     @cached_property
     def key(self) -> bytes:
         """A digest of structure, edge order and types; that of a batch is made from those of its parts."""
+        return self.digest
+
+    @cached_property
+    def digest(self) -> bytes:
         if self._parts is not None:
-            return blake2b(b"".join([part.key for part in self._parts]), digest_size=16, person=b"batch").digest()
+            return blake2b(self._records[:, merging.DIGEST :].tobytes(), digest_size=16, person=b"batch").digest()
         header = (self.num_vertices, len(self.children), self.type_ids is not None, self.type_names)
         digest = blake2b(repr(header).encode(), digest_size=16, person=b"graph")
         for array in (*self._arrays, self.type_ids):

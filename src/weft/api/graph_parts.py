@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.api.graph_build import Ints, Types, freeze
 from weft.api.graph_check import check_size, show
 from weft.errors import ShapeError, StructureError, TypeMismatch
 from weft.plan.levels import offsets as offsets_from
+from weft.plan.library import address, library
 
 if TYPE_CHECKING:
     from weft.api.graph_core import GraphCore
@@ -48,8 +51,56 @@ def common_device(graphs: Sequence[GraphCore]) -> torch.device | None:
     return devices.pop() if devices else None
 
 
+VERTICES, SLOTS, EDGES, DIGEST, OF_RECORD = 4, 5, 6, 7, 9
+"""Where in a record the lengths and the digest are, and how many numbers it has; `merge.c` reads the same."""
+
+
+class Merged(NamedTuple):
+    """Arrays of all parts as those of one graph; `types` and `kinds` (as `node_types`) where all parts count types alike."""
+
+    children: Ints
+    offsets: Ints
+    childless: Ints
+    types: Ints | None
+    kinds: Ints | None
+
+
+def record(part: GraphCore) -> bytes:
+    """A base graph as C sees it, and its digest. The arrays are the graph's own and stay with it."""
+    arrays = part.children, part.offsets, part.childless
+    types = 0 if part.type_ids is None else address(part.type_ids)
+    lengths = part.num_vertices, len(part.children), part.num_edges
+    return np.array([*map(address, arrays), types, *lengths], dtype=np.int64).tobytes() + part.digest
+
+
+def records(parts: Sequence[GraphCore]) -> tuple[npt.NDArray[np.int64], set[tuple[str, ...] | bool]]:
+    """The records of all parts, and the kinds of types that they have."""
+    if not parts:
+        return np.empty((0, OF_RECORD), dtype=np.int64), set()
+    found, kinds = zip(*[part.summary for part in parts], strict=True)
+    return np.frombuffer(b"".join(found), dtype=np.int64).reshape(-1, OF_RECORD), set(kinds)
+
+
+def merge(parts: Sequence[GraphCore], part_offsets: Ints, records: npt.NDArray[np.int64], typed: bool) -> Merged:
+    """Vertices and slots count on from part to part. `typed`: all parts have types, and count them alike."""
+    made = library()
+    if made is None or not parts:
+        childless = np.concatenate([np.empty(0, np.int32), *(part.childless for part in parts)])
+        return Merged(*merge_arrays(parts, part_offsets), freeze(childless), None, None)
+    n, m = int(part_offsets[-1]), int(records[:, SLOTS].sum())
+    check_size(n, m)
+    whole = np.empty(m + 4 * n + 1, dtype=np.int32)
+    bounds = (0, m, m + n + 1, m + 2 * n + 1, m + 3 * n + 1, m + 4 * n + 1)
+    start = address(whole)
+    places = [start + 4 * bound for bound in bounds[: 5 if typed else 3]]
+    made.weft_merge(address(records), len(parts), *places, *[None] * (5 - len(places)))
+    whole.flags.writeable = False
+    children, offsets, childless, types, kinds = (whole[first:last] for first, last in pairwise(bounds))
+    return Merged(children, offsets, childless, types if typed else None, kinds if typed else None)
+
+
 def merge_arrays(parts: Sequence[GraphCore], part_offsets: Ints) -> tuple[Ints, Ints]:
-    """Children and offsets of all parts as those of one graph: vertices and slots count on from part to part."""
+    """Children and offsets of all parts; the slow twin of merging in C."""
     if not parts:
         return freeze(np.empty(0)), freeze(np.zeros(1))
     arrays = [part._arrays for part in parts]
@@ -76,12 +127,11 @@ def merge_edge_rows(parts: Sequence[GraphCore]) -> Ints:
     return freeze(np.where(rows >= 0, rows + shift, rows))
 
 
-def common_type_names(parts: Sequence[GraphCore]) -> tuple[str, ...] | None:
+def common_type_names(parts: Sequence[GraphCore], kinds: set[tuple[str, ...] | bool]) -> tuple[str, ...] | None:
     """The type names of all parts together, None where types are ids or absent; a mix of these raises."""
-    kinds = {part.type_names or part.type_ids is not None for part in parts}
     if len(kinds) > 1:
         # A graph without vertices goes with every kind of types.
-        kinds = {part.type_names or part.type_ids is not None for part in parts if part.num_vertices}
+        kinds = {part.summary[1] for part in parts if part.num_vertices}
     named = [kind for kind in kinds if isinstance(kind, tuple)]
     if len(kinds) > 1 and len(named) < len(kinds):
         _raise_mixed_types(parts)

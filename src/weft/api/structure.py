@@ -15,6 +15,7 @@ from weft.graph.builder import Builder
 from weft.graph.program import EMPTY, Ints, NodeType, Program
 from weft.plan.condense import type_edges
 from weft.plan.levels import Bools, colevels, levels_within, offsets
+from weft.plan.library import address, is_plain, library
 from weft.plan.schedule import schedule
 
 if TYPE_CHECKING:
@@ -25,36 +26,33 @@ if TYPE_CHECKING:
 def node_types(graph: Graph, many: bool) -> Ints:
     """Two node types per vertex type: 2t gathers, 2t + 1 has no children."""
     if not many or graph.type_ids is None:
-        return _kept(graph, "childless", lambda: _childless(graph))
-    if graph.type_names is None:
-        return _kept(graph, "node types", lambda: _typed(graph))
-    return _typed(graph)  # parts may know other names than the batch, and count them otherwise
-
-
-def _typed(graph: Graph) -> Ints:
-    assert graph.type_ids is not None
-    types: Ints = node_types(graph, False) + np.int32(2) * graph.type_ids
-    return types
-
-
-def _childless(graph: Graph) -> Ints:
-    """1 for every vertex that has no children, else 0."""
-    filled = offsets(graph.children >= 0)[graph.offsets]
-    childless: Ints = (np.diff(filled) == 0).astype(np.int32)
-    return childless
+        return graph.childless
+    kinds = graph.merged_kinds
+    return graph.childless + np.int32(2) * graph.type_ids if kinds is None else kinds
 
 
 def tree_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> Program:
-    """The program of a graph whose vertices each run once, children first."""
-    src, edge = graph.children, graph.edge_rows if with_edges else None
-    reads = np.array([bool(kind.ports) for kind in kinds]).take(type)
-    lengths = np.diff(graph.offsets)
-    if (lengths > reads * lengths).any():
-        keep = np.repeat(reads, lengths)
-        lengths, src, edge = reads * lengths, src[keep], None if edge is None else edge[keep]
-    builder = Builder(kinds, edges=with_edges)
-    builder.layer(type, lengths, src, edge=edge)
-    return builder.finish()
+    """The program of a graph whose vertices each run once, children first. Types that read nothing have no arguments."""
+    reads = np.array([bool(kind.ports) for kind in kinds], dtype=np.int32)
+    ptr, src, edge = graph.offsets, graph.children, graph.edge_rows if with_edges else None
+    if not reads.all():
+        ptr, src, edge = _drop(reads, type, ptr, src, edge)
+    return Program(tuple(kinds), type, ptr, src, edge=edge)
+
+
+def _drop(reads: Ints, type: Ints, ptr: Ints, src: Ints, edge: Ints | None) -> tuple[Ints, Ints, Ints | None]:
+    """Leave out the arguments of vertices whose type reads none."""
+    made = library()
+    if made is None or not is_plain(type):
+        lengths = np.diff(ptr)
+        reading = reads.take(type)
+        keep = np.repeat(reading, lengths) > 0
+        return offsets(lengths * reading), src[keep], None if edge is None else edge[keep]
+    new_ptr, new_src = np.empty_like(ptr), np.empty_like(src)
+    new_edge = None if edge is None else np.empty_like(edge)
+    places = [None if array is None else address(array) for array in (type, reads, ptr, src, edge, new_ptr, new_src, new_edge)]
+    kept = made.weft_drop(len(type), *places)
+    return new_ptr, new_src[:kept], None if new_edge is None else new_edge[:kept]
 
 
 def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: int, with_edges: bool) -> Program:
@@ -76,20 +74,22 @@ def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: i
 
 
 def plan_tree(graph: Graph, program: Program, policy: str, max_rows: int | None) -> Plan:
-    """Plan a graph's program with levels that are kept on its parts, so that later batches only concatenate them."""
-    kinds = " ".join(f"{kind.name!r}{':' if kind.ports else ''}" for kind in program.types)
+    """Plan a graph's program. Numpy keeps levels on the graph's parts, so that later batches only concatenate them."""
+
+    def kinds() -> str:
+        return " ".join(f"{kind.name!r}{':' if kind.ports else ''}" for kind in program.types)
 
     def level_of(types: tuple[int, ...]) -> Ints:
         def make() -> Ints:
             return levels_within(program.ptr, program.src, np.where(np.isin(program.type, types), 0, 1).astype(np.int32))
 
-        return _kept(graph, f"levels {types} {kinds}", make)
+        return _kept(graph, f"levels {types} {kinds()}", make)
 
     def above() -> Ints:
-        return _kept(graph, f"above {kinds}", lambda: colevels(program.ptr, program.src))
+        return _kept(graph, f"above {kinds()}", lambda: colevels(program.ptr, program.src))
 
     def edges() -> set[tuple[int, int]]:
-        return set().union(*_kept_edges(graph, program, f"edges {kinds}"))
+        return set().union(*_kept_edges(graph, program, f"edges {kinds()}"))
 
     return schedule(program, policy, max_rows, level_of, above, edges)
 

@@ -1,56 +1,26 @@
-"""Planning in C: the same passes as `condense`, `layout` and `returns`, for when they must cost next to nothing.
+"""Planning in C: the same passes as `condense`, `layout` and `returns`, so that planning costs next to nothing.
 
-The text lies in `c/`; it is compiled when first needed and kept in the user's cache folder. Where there is no compiler, or
-`WEFT_NATIVE=0` is set, or C gives up (a cycle, a program that is not sound), the caller goes the way of numpy, which gives the
-same plan or raises what is to be raised. A plan comes back as one array of integers; what Python sees are views of it.
+Where there is no compiler, or C gives up (a cycle, a program that is not sound), the caller goes the way of numpy, which gives
+the same plan or raises what is to be raised. A plan comes back as one array of integers; what Python sees are views of it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import subprocess
 import time
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from weft.cc import build, compiler
 from weft.graph.program import Ints, NodeType, Program
+from weft.plan.library import address, is_plain, library
 from weft.plan.plan import Group, Plan, Read, Return, ValueClass
 
 KINDS = ("slots", "sum", "edges")
 POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
-TEXTS = ("work.c", "order.c", "layout.c", "returns.c")
 
 # The first numbers of a plan, and how long the entries of its tables are, as in `c/layout.c` and `c/returns.c`.
 HEADER, OF_GROUP, OF_OUTPUT, OF_CLASS, OF_READ, OF_BACK = 16, 5, 4, 4, 10, 9
-
-
-@functools.cache
-def library() -> Any:
-    """The compiled passes; None where the machine cannot have them."""
-    path = compiler()
-    if path is None:
-        return None
-    folder = Path(__file__).parent / "c"
-    try:
-        # More effort makes passes over integers hardly faster, and takes twice as long.
-        made = build(path, "".join((folder / name).read_text(encoding="utf-8") for name in TEXTS), "-O1")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    number, pointer = ctypes.c_long, ctypes.c_void_p
-    for name, result, arguments in (
-        ("weft_plan", pointer, (number, number, number, *[pointer] * 5, number, number, pointer)),
-        ("weft_fill", ctypes.c_int, (pointer, pointer)),
-        ("weft_returns_room", number, (pointer,)),
-        ("weft_returns", ctypes.c_int, (pointer, pointer)),
-    ):
-        function = getattr(made, name)
-        function.restype, function.argtypes = result, arguments
-    return made
 
 
 def plan_natively(program: Program, policy: str, max_rows: int | None, started: float) -> Plan | None:
@@ -58,7 +28,7 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
     made = library()
     kinds = _described(program.types) if made is not None and program.num_nodes else None
     arrays = [program.type, program.ptr, program.src] + ([] if program.out is None else [program.out])
-    if kinds is None or not all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays):
+    if kinds is None or not all(map(is_plain, arrays)):
         return None
     sizes = np.empty(2, dtype=np.int64)
     work = made.weft_plan(
@@ -79,11 +49,6 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
     if not made.weft_fill(work, address(buffer)):
         return None
     return _plan(program, policy, max_rows, buffer, buffer[:table].tolist(), started)
-
-
-def address(array: np.ndarray) -> int:
-    """Where an array's numbers lie."""
-    return int(array.__array_interface__["data"][0])
 
 
 @functools.lru_cache(maxsize=256)

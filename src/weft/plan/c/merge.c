@@ -1,0 +1,36 @@
+/* The arrays of many graphs as those of one, and the program of a graph: api/graph_parts.py and api/structure.py. */
+
+enum { PART_CHILDREN, PART_OFFSETS, PART_CHILDLESS, PART_TYPES, PART_VERTICES, PART_SLOTS, OF_PART = 9 };
+
+/* Vertices and slots count on from part to part. `types` and `kinds` may be NULL: parts without types. */
+void weft_merge(const int64_t *part, long parts, i32 *children, i32 *offsets, i32 *childless, i32 *types, i32 *kinds) {
+    i32 vertices = 0, slots = 0;
+    for (long p = 0; p < parts; p++, part += OF_PART) {
+        const i32 *child = (const i32 *)part[PART_CHILDREN], *offset = (const i32 *)part[PART_OFFSETS];
+        const i32 *leaf = (const i32 *)part[PART_CHILDLESS], *type = (const i32 *)part[PART_TYPES];
+        i32 n = part[PART_VERTICES], m = part[PART_SLOTS];
+        for (i32 k = 0; k < m; k++) children[k] = child[k] + (child[k] < 0 ? 0 : vertices);
+        for (i32 v = 0; v < n; v++) offsets[v] = offset[v] + slots;
+        memcpy(childless, leaf, n * sizeof(i32));
+        for (i32 v = 0; types && v < n; v++) types[v] = type[v], kinds[v] = leaf[v] + 2 * type[v];
+        children += m, offsets += n, childless += n, slots += m, vertices += n;
+        if (types) types += n, kinds += n;
+    }
+    *offsets = slots;
+}
+
+/* Leave out the arguments of vertices whose type reads none; returns how many are left. `edge` may be NULL. */
+long weft_drop(long n, const i32 *type, const i32 *reads, const i32 *ptr, const i32 *src, const i32 *edge, i32 *new_ptr,
+               i32 *new_src, i32 *new_edge) {
+    i32 kept = 0;
+    for (long v = 0; v < n; v++) {
+        new_ptr[v] = kept;
+        if (!reads[type[v]]) continue;
+        for (i32 k = ptr[v]; k < ptr[v + 1]; k++, kept++) {
+            new_src[kept] = src[k];
+            if (edge) new_edge[kept] = edge[k];
+        }
+    }
+    new_ptr[n] = kept;
+    return kept;
+}

@@ -1,0 +1,56 @@
+"""The passes that are written in C: compiled when first needed, kept in the user's cache folder.
+
+The text lies in `c/`. Where there is no compiler, or `WEFT_NATIVE=0` is set, each pass has a slow twin in numpy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.cc import build, compiler
+
+TEXTS = ("work.c", "order.c", "layout.c", "returns.c", "merge.c")
+NUMBER, POINTER = ctypes.c_long, ctypes.c_void_p
+FUNCTIONS = {
+    "weft_plan": (POINTER, (NUMBER, NUMBER, NUMBER, *[POINTER] * 5, NUMBER, NUMBER, POINTER)),
+    "weft_fill": (ctypes.c_int, (POINTER, POINTER)),
+    "weft_returns_room": (NUMBER, (POINTER,)),
+    "weft_returns": (ctypes.c_int, (POINTER, POINTER)),
+    "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 5)),
+    "weft_drop": (NUMBER, (NUMBER, *[POINTER] * 8)),
+}
+
+
+@functools.cache
+def library() -> Any:
+    """The compiled passes; None where the machine cannot have them."""
+    path = compiler()
+    if path is None:
+        return None
+    folder = Path(__file__).parent / "c"
+    try:
+        # More effort makes passes over integers hardly faster, and takes twice as long.
+        made = build(path, "".join((folder / name).read_text(encoding="utf-8") for name in TEXTS), "-O1")
+        for name, (result, arguments) in FUNCTIONS.items():
+            function = getattr(made, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError, subprocess.SubprocessError):
+        return None
+    return made
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Where an array's numbers lie."""
+    return int(array.__array_interface__["data"][0])
+
+
+def is_plain(array: npt.NDArray[Any]) -> bool:
+    """Whether C can read an array: 32 bits a number, one after the other."""
+    return array.dtype == np.int32 and array.flags.c_contiguous
