@@ -149,11 +149,12 @@ class Graph(GraphCore):
         [0, 2, 5]
         """
         given = merging.as_list(graphs)
-        parts, device = merging.base_parts(given), merging.common_device(given)
+        parts, records = merging.base_parts(given)
+        device = merging.common_device(given, records)
         if len(parts) == 1:
             return parts[0] if device is None else parts[0].to(device)
         graph = cls.__new__(cls)
-        graph._set_batch(parts, device)
+        graph._set_batch(parts, device, records)
         return graph
 
     def reversed(self) -> Self:
@@ -186,7 +187,8 @@ class Graph(GraphCore):
             return self
         graph = self.__new__(type(self))
         graph.__dict__.update(self.__dict__, device=device, cache={})
-        graph.__dict__.pop("_reversed", None)
+        for name in ("_reversed", "record"):
+            graph.__dict__.pop(name, None)
         return graph
 
     @property

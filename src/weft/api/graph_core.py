@@ -33,15 +33,13 @@ class GraphCore:
         self.type_names = types.names
         self.labels = labels
 
-    def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None) -> None:
-        self._parts, self.device, self.cache = parts, device, {}
-        self._records, kinds = merging.records(parts)
-        self._counts_alike = len(kinds) == 1 and False not in kinds
-        sizes = self._records[:, merging.VERTICES]
+    def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None, records: merging.Records) -> None:
+        self._parts, self.device, self.cache, self._records = parts, device, {}, records
+        sizes = records[:, merging.VERTICES]
         self.num_vertices = int(sizes.sum())
         check_size(self.num_vertices, 0)
         self.part_offsets = freeze(offsets_from(sizes))
-        self.type_names = merging.common_type_names(parts, kinds)
+        self.type_names = merging.common_type_names(parts, records)
 
     @property
     def parts(self) -> tuple[Self, ...]:
@@ -63,13 +61,13 @@ class GraphCore:
         return Arrays(self.children, self.offsets, self.edge_rows)
 
     @cached_property
-    def summary(self) -> tuple[bytes, tuple[str, ...] | bool]:
-        """What batching needs of a base graph: where its arrays lie; its types' names, or whether it has types."""
-        return merging.record(self), self.type_names or self.type_ids is not None
+    def record(self) -> bytes | None:
+        """What batching needs of a base graph, in a few numbers; None for a batch."""
+        return merging.record(self) if self._parts is None else None
 
     @cached_property
     def _merged(self) -> merging.Merged:
-        return merging.merge(self.parts, self.part_offsets, self._records, self._counts_alike)
+        return merging.merge(self.parts, self.part_offsets, self._records)
 
     @cached_property
     def childless(self) -> Ints:
@@ -143,7 +141,7 @@ class GraphCore:
     @cached_property
     def digest(self) -> bytes:
         if self._parts is not None:
-            return blake2b(self._records[:, merging.DIGEST :].tobytes(), digest_size=16, person=b"batch").digest()
+            return blake2b(self._records[:, merging.DIGEST].tobytes(), digest_size=16, person=b"batch").digest()
         header = (self.num_vertices, len(self.children), self.type_ids is not None, self.type_names)
         digest = blake2b(repr(header).encode(), digest_size=16, person=b"graph")
         for array in (*self._arrays, self.type_ids):
@@ -167,7 +165,7 @@ class GraphCore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "parts" in state:
-            self._set_batch(state["parts"], state["device"])
+            self._set_batch(state["parts"], state["device"], merging.records(state["parts"]))
             return
         # Copied and unpickled arrays come back writeable.
         ids, names = state["types"]

@@ -30,29 +30,59 @@ def as_list(graphs: Iterable[G]) -> list[G]:
         raise TypeMismatch(f"Graph.batch: expected a list of graphs, came {show(graphs)}") from None
 
 
-def base_parts(graphs: Sequence[G]) -> tuple[G, ...]:
-    """The base graphs that these graphs are made of; which item is not a graph is looked for only if one is not."""
+Records = npt.NDArray[np.int64]
+"""A row for every part: where its children, offsets, `childless` and types lie, and what the columns below say."""
+
+VERTICES, SLOTS, EDGES, DIGEST, TYPES, DEVICE, OF_RECORD = 4, 5, 6, slice(7, 9), 9, 10, 11
+"""Columns of records; `merge.c` reads the same. Equal numbers mean equal kinds of types, and equal devices."""
+
+NO_TYPES, NO_DEVICE = 0, 1
+_numbers: dict[object, int] = {("types", False): NO_TYPES, ("device", None): NO_DEVICE}
+
+
+def record(part: GraphCore) -> bytes:
+    """A base graph's row. The arrays are the graph's own and stay with it."""
+    arrays = part.children, part.offsets, part.childless
+    types = 0 if part.type_ids is None else address(part.type_ids)
+    lengths = part.num_vertices, len(part.children), part.num_edges
+    kind, device = ("types", part.type_names or part.type_ids is not None), ("device", part.device)
+    numbers = [_numbers.setdefault(each, len(_numbers)) for each in (kind, device)]
+    places = np.array([*map(address, arrays), types, *lengths], dtype=np.int64).tobytes()
+    return places + part.digest + np.array(numbers, dtype=np.int64).tobytes()
+
+
+def records(parts: Sequence[GraphCore]) -> Records:
+    rows = b"".join([part.record for part in parts])  # type: ignore[misc]
+    return np.frombuffer(rows, dtype=np.int64).reshape(-1, OF_RECORD)
+
+
+def base_parts(graphs: Sequence[G]) -> tuple[tuple[G, ...], Records]:
+    """The base graphs that these graphs are made of, and their records."""
     try:
-        if [graph._parts for graph in graphs].count(None) == len(graphs):
-            return tuple(graphs)
-        return tuple([part for graph in graphs for part in graph.parts])
-    except AttributeError:
-        wrong = next(i for i, graph in enumerate(graphs) if not hasattr(graph, "_parts"))
-        raise TypeMismatch(f"Graph.batch: item {wrong}: expected a Graph, came {show(graphs[wrong])}") from None
+        return tuple(graphs), records(graphs)
+    except (AttributeError, TypeError):  # there are batches among them, or what is no graph
+        pass
+    for i, graph in enumerate(graphs):
+        if not hasattr(graph, "_parts"):
+            raise TypeMismatch(f"Graph.batch: item {i}: expected a Graph, came {show(graph)}")
+    parts = tuple([part for graph in graphs for part in graph.parts])
+    return parts, records(parts)
 
 
-def common_device(graphs: Sequence[GraphCore]) -> torch.device | None:
+def _differ(column: npt.NDArray[np.int64]) -> bool:
+    return len(column) > 0 and bool((column != column[0]).any())
+
+
+def common_device(graphs: Sequence[GraphCore], records: Records) -> torch.device | None:
     """The device that the graphs were sent to; graphs that were sent nowhere follow the others."""
+    if len(graphs) == len(records) > 0 and not _differ(records[:, DEVICE]):
+        return graphs[0].device
     devices = {graph.device for graph in graphs}
     devices.discard(None)
     if len(devices) > 1:
         first, second = sorted(map(str, devices))[:2]
         raise StructureError(f"Graph.batch: expected graphs on one device, came {first} and {second}")
     return devices.pop() if devices else None
-
-
-VERTICES, SLOTS, EDGES, DIGEST, OF_RECORD = 4, 5, 6, 7, 9
-"""Where in a record the lengths and the digest are, and how many numbers it has; `merge.c` reads the same."""
 
 
 class Merged(NamedTuple):
@@ -65,24 +95,8 @@ class Merged(NamedTuple):
     kinds: Ints | None
 
 
-def record(part: GraphCore) -> bytes:
-    """A base graph as C sees it, and its digest. The arrays are the graph's own and stay with it."""
-    arrays = part.children, part.offsets, part.childless
-    types = 0 if part.type_ids is None else address(part.type_ids)
-    lengths = part.num_vertices, len(part.children), part.num_edges
-    return np.array([*map(address, arrays), types, *lengths], dtype=np.int64).tobytes() + part.digest
-
-
-def records(parts: Sequence[GraphCore]) -> tuple[npt.NDArray[np.int64], set[tuple[str, ...] | bool]]:
-    """The records of all parts, and the kinds of types that they have."""
-    if not parts:
-        return np.empty((0, OF_RECORD), dtype=np.int64), set()
-    found, kinds = zip(*[part.summary for part in parts], strict=True)
-    return np.frombuffer(b"".join(found), dtype=np.int64).reshape(-1, OF_RECORD), set(kinds)
-
-
-def merge(parts: Sequence[GraphCore], part_offsets: Ints, records: npt.NDArray[np.int64], typed: bool) -> Merged:
-    """Vertices and slots count on from part to part. `typed`: all parts have types, and count them alike."""
+def merge(parts: Sequence[GraphCore], part_offsets: Ints, records: Records) -> Merged:
+    """Vertices and slots count on from part to part."""
     made = library()
     if made is None or not parts:
         childless = np.concatenate([np.empty(0, np.int32), *(part.childless for part in parts)])
@@ -91,7 +105,7 @@ def merge(parts: Sequence[GraphCore], part_offsets: Ints, records: npt.NDArray[n
     check_size(n, m)
     whole = np.empty(m + 4 * n + 1, dtype=np.int32)
     bounds = (0, m, m + n + 1, m + 2 * n + 1, m + 3 * n + 1, m + 4 * n + 1)
-    start = address(whole)
+    typed, start = records[0, TYPES] != NO_TYPES and not _differ(records[:, TYPES]), address(whole)
     places = [start + 4 * bound for bound in bounds[: 5 if typed else 3]]
     made.weft_merge(address(records), len(parts), *places, *[None] * (5 - len(places)))
     whole.flags.writeable = False
@@ -127,11 +141,12 @@ def merge_edge_rows(parts: Sequence[GraphCore]) -> Ints:
     return freeze(np.where(rows >= 0, rows + shift, rows))
 
 
-def common_type_names(parts: Sequence[GraphCore], kinds: set[tuple[str, ...] | bool]) -> tuple[str, ...] | None:
+def common_type_names(parts: Sequence[GraphCore], records: Records) -> tuple[str, ...] | None:
     """The type names of all parts together, None where types are ids or absent; a mix of these raises."""
-    if len(kinds) > 1:
-        # A graph without vertices goes with every kind of types.
-        kinds = {part.summary[1] for part in parts if part.num_vertices}
+    if not _differ(records[:, TYPES]):
+        return parts[0].type_names if parts else None
+    # A graph without vertices goes with every kind of types.
+    kinds = {part.type_names or part.type_ids is not None for part in parts if part.num_vertices}
     named = [kind for kind in kinds if isinstance(kind, tuple)]
     if len(kinds) > 1 and len(named) < len(kinds):
         _raise_mixed_types(parts)

@@ -28,11 +28,14 @@ FUNCTIONS = {
 }
 
 
+_pointer, _HEAD = POINTER.from_address, object.__basicsize__
+
+
 @functools.cache
 def library() -> Any:
     """The compiled passes; None where the machine cannot have them."""
-    path = compiler()
-    if path is None:
+    path, probe = compiler(), np.zeros(2, dtype=np.int32)
+    if path is None or any(address(array) != array.ctypes.data for array in (probe, probe[1:])):
         return None
     folder = Path(__file__).parent / "c"
     try:
@@ -47,8 +50,12 @@ def library() -> Any:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Where an array's numbers lie."""
-    return int(array.__array_interface__["data"][0])
+    """Where an array's numbers lie.
+
+    It is the first field of numpy's array object, after what every Python object starts with; reading it there takes a tenth
+    of the time of numpy's own ways to ask. `library` makes sure that it is so.
+    """
+    return _pointer(id(array) + _HEAD).value or 0
 
 
 def is_plain(array: npt.NDArray[Any]) -> bool:

@@ -1,6 +1,6 @@
 /* The arrays of many graphs as those of one, and the program of a graph: api/graph_parts.py and api/structure.py. */
 
-enum { PART_CHILDREN, PART_OFFSETS, PART_CHILDLESS, PART_TYPES, PART_VERTICES, PART_SLOTS, OF_PART = 9 };
+enum { PART_CHILDREN, PART_OFFSETS, PART_CHILDLESS, PART_TYPES, PART_VERTICES, PART_SLOTS, OF_PART = 11 };
 
 /* Vertices and slots count on from part to part. `types` and `kinds` may be NULL: parts without types. */
 void weft_merge(const int64_t *part, long parts, i32 *children, i32 *offsets, i32 *childless, i32 *types, i32 *kinds) {
