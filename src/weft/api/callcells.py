@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_unflatten
 
 from weft.api.callinputs import CallInputs
 from weft.api.function import VertexFunction
-from weft.api.structure import INIT, node_types, reaching
+from weft.api.structure import INIT, node_types, present_types, reaching
 from weft.errors import FallbackWarning, ShapeError, TraceError
 from weft.graph.capture import Surroundings
 from weft.graph.cell import Body, Trace, discover, trace, trace_plainly
@@ -99,7 +99,7 @@ class CallCells(CallInputs):
         ids = self._node_types(many)
         if self.rounds is not None:
             ids = ids & ~np.int32(1)
-        present = np.flatnonzero(np.bincount(ids)).tolist() if len(ids) else []
+        present = present_types(ids)
         cells: dict[int, CompiledCell] = {}
         trees: dict[int, Any] = {}
         width = max([2 * len(self.functions), *(t + 1 for t in present)])

@@ -14,7 +14,7 @@ import numpy as np
 from weft.graph.builder import Builder
 from weft.graph.program import EMPTY, Ints, NodeType, Program
 from weft.plan.condense import type_edges
-from weft.plan.levels import Bools, colevels, levels_within, offsets
+from weft.plan.levels import Bools, colevels, levels_within, occurring, offsets
 from weft.plan.library import address, is_plain, library
 from weft.plan.schedule import schedule
 
@@ -29,6 +29,14 @@ def node_types(graph: Graph, many: bool) -> Ints:
         return graph.childless
     kinds = graph.merged_kinds
     return graph.childless + np.int32(2) * graph.type_ids if kinds is None else kinds
+
+
+def present_types(type: Ints) -> list[int]:
+    """Which node types occur, ascending."""
+    made, occurs = library(), np.empty(256, dtype=np.bool_)
+    if made is not None and is_plain(type) and made.weft_occurring(address(type), len(type), len(occurs), address(occurs)):
+        return occurs.nonzero()[0].tolist()  # type: ignore[no-any-return]
+    return occurring(type, int(type.max(initial=-1)) + 1)
 
 
 def tree_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> Program:

@@ -25,6 +25,7 @@ FUNCTIONS = {
     "weft_returns": (ctypes.c_int, (POINTER, POINTER)),
     "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 5)),
     "weft_drop": (NUMBER, (NUMBER, *[POINTER] * 8)),
+    "weft_occurring": (ctypes.c_int, (POINTER, NUMBER, NUMBER, POINTER)),
 }
 
 
@@ -39,8 +40,7 @@ def library() -> Any:
         return None
     folder = Path(__file__).parent / "c"
     try:
-        # More effort makes passes over integers hardly faster, and takes twice as long.
-        made = build(path, "".join((folder / name).read_text(encoding="utf-8") for name in TEXTS), "-O1")
+        made = build(path, "".join((folder / name).read_text(encoding="utf-8") for name in TEXTS), "-O2")
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(made, name)
             function.restype, function.argtypes = result, arguments

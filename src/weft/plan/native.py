@@ -6,6 +6,7 @@ the same plan or raises what is to be raised. A plan comes back as one array of 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import time
 from itertools import pairwise
@@ -30,7 +31,7 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
     arrays = [program.type, program.ptr, program.src] + ([] if program.out is None else [program.out])
     if kinds is None or not all(map(is_plain, arrays)):
         return None
-    sizes = np.empty(2, dtype=np.int64)
+    sizes = (ctypes.c_int64 * 2)()
     work = made.weft_plan(
         program.num_nodes,
         program.num_arguments,
@@ -40,11 +41,11 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
         None if program.out is None else address(program.out),
         POLICIES[policy],
         max_rows or 0,
-        address(sizes),
+        sizes,
     )
     if work is None:
         return None
-    total, table = sizes.tolist()
+    total, table = sizes
     buffer = np.empty(total, dtype=np.int32)
     if not made.weft_fill(work, address(buffer)):
         return None

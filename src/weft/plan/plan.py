@@ -8,6 +8,7 @@ type, which class rows it gathers; where these are consecutive, the gather is a 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -115,9 +116,23 @@ class Plan:
     def group_of(self) -> dict[int, int]:
         return {type: number for number, group in enumerate(self.groups) for type in group.types}
 
+    @cached_property
+    def present(self) -> tuple[int, ...]:
+        """The types that have nodes."""
+        return tuple([type for type, rows in enumerate(self.rows) if len(rows)])
+
+    @cached_property
+    def shape(self) -> Hashable:
+        """Who feeds whom, without any row: plans of one shape differ in sizes alone."""
+        groups = tuple([(group.types, group.cyclic) for group in self.groups])
+        reads = tuple([(read.type, read.port, read.value_class, read.recurrent) for read in self.reads])
+        return groups, reads, tuple([value_class.members for value_class in self.classes])
+
     def type_steps(self, type: int) -> tuple[Ints, Ints]:
         """The row ranges in which a type runs."""
         group = self.groups[self.group_of[type]]
+        if len(group.types) == 1:
+            return group.step_lo, group.step_hi
         mine = group.step_type == type
         return group.step_lo[mine], group.step_hi[mine]
 

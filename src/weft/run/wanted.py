@@ -23,8 +23,9 @@ class Wanted:
         """The types whose output is wanted."""
         if self.type is not None:
             return (self.type,)
-        kinds = plan.program.type if self.nodes is None else plan.program.type[self.nodes]
-        return tuple(np.flatnonzero(np.bincount(kinds)).tolist())
+        if self.nodes is None:
+            return plan.present
+        return tuple(np.flatnonzero(np.bincount(plan.program.type[self.nodes])).tolist())
 
     def parts(self, plan: Plan) -> list[tuple[int, Ints | None, Ints]]:
         """For some nodes: by type, where in the result (None: everywhere), and which rows of the type."""

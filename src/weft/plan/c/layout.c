@@ -11,30 +11,32 @@ enum { READ_TYPE, READ_PORT, READ_KIND, READ_WIDTH, READ_CLASS, READ_GROUP, RECU
 
 /* Nodes by type, then step, then the way above them, longest first, then number. */
 static void find_rows(Work *w) {
-    long steps = w->steps, top = 0;
-    for (long i = 0; i < w->n; i++) top = w->above[i] > top ? w->above[i] : top;
-    i32 *rank = ints(w, steps), *next = zeros(w, w->types + 1);
-    for (long s = 0; s < steps; s++) next[w->step_type[s]]++;
-    run_starts(next, w->types);
-    for (long s = 0; s < steps; s++) rank[s] = next[w->step_type[s]]++;
-    w->node = ints(w, w->n);
-    w->row = ints(w, w->n);
+    long n = w->n, steps = w->steps, top = 0;
+    const i32 *type = w->type, *turn = w->turn, *above = w->above, *first_step = w->type_first_step;
+    i32 *node = w->node = ints(w, n), *row = w->row = ints(w, n), *size = w->step_size = ints(w, steps);
+    for (long i = 0; i < n; i++) top = above[i] > top ? above[i] : top;
     long both = steps * (top + 1);
-    if (both <= 4 * w->n + 4096) { /* one pass by step and way together, else one pass by each */
-        i32 *starts = zeros(w, both + 1), *key = w->row;
-        for (long i = 0; i < w->n; i++) starts[key[i] = rank[w->step[i]] * (top + 1) + top - w->above[i]]++;
+    if (both <= 4 * n + 4096) { /* one pass by step and way together, else one pass by each */
+        i32 *starts = zeros(w, both + 1), *key = row;
+        for (long i = 0; i < n; i++) starts[key[i] = (first_step[type[i]] + turn[i]) * (top + 1) + top - above[i]]++;
         run_starts(starts, both);
-        for (long i = 0; i < w->n; i++) w->node[starts[key[i]]++] = i;
-    } else {
-        i32 *ways = zeros(w, top + 2), *ranks = zeros(w, steps + 1), *by_way = ints(w, w->n);
-        for (long i = 0; i < w->n; i++) ways[top - w->above[i]]++, ranks[rank[w->step[i]]]++;
-        run_starts(ways, top + 1);
-        run_starts(ranks, steps);
-        for (long i = 0; i < w->n; i++) by_way[ways[top - w->above[i]]++] = i;
-        for (long i = 0; i < w->n; i++) w->node[ranks[rank[w->step[by_way[i]]]]++] = by_way[i];
+        for (long s = 0; s < steps; s++) size[s] = starts[(s + 1) * (top + 1)] - starts[s * (top + 1)];
+        for (long i = 0; i < n; i++) {
+            i32 place = starts[key[i]]++;
+            node[place] = i, row[i] = place - w->first[type[i]];
+        }
+        return;
     }
-    for (long t = 0; t < w->types; t++)
-        for (i32 at = w->first[t]; at < w->first[t + 1]; at++) w->row[w->node[at]] = at - w->first[t];
+    i32 *ways = zeros(w, top + 2), *ranks = zeros(w, steps + 1), *by_way = ints(w, n);
+    for (long i = 0; i < n; i++) ways[top - above[i]]++, ranks[first_step[type[i]] + turn[i]]++;
+    memcpy(size, ranks, steps * sizeof(i32));
+    run_starts(ways, top + 1);
+    run_starts(ranks, steps);
+    for (long i = 0; i < n; i++) by_way[ways[top - above[i]]++] = i;
+    for (long at = 0; at < n; at++) {
+        i32 i = by_way[at], place = ranks[first_step[type[i]] + turn[i]]++;
+        node[place] = i, row[i] = place - w->first[type[i]];
+    }
 }
 
 /* The row ranges of all steps, none longer than max_rows. */
@@ -45,13 +47,14 @@ static void find_pieces(Work *w) {
     w->piece_first = ints(w, w->groups + 1);
     w->piece_type = ints(w, pieces), w->piece_lo = ints(w, pieces), w->piece_hi = ints(w, pieces);
     w->type_pieces = zeros(w, w->types);
-    i32 *begun = zeros(w, w->types);
+    i32 *begun = zeros(w, w->types), *next = ints(w, w->types);
+    memcpy(next, w->type_first_step, w->types * sizeof(i32));
     long piece = 0;
     for (long group = 0; group < w->groups; group++) {
         w->piece_first[group] = piece;
-        for (long s = w->step_first[group]; s < w->step_first[group + 1]; s++) {
-            i32 t = w->step_type[s];
-            for (long left = w->step_size[s]; left > 0; left -= most, piece++) {
+        for (long s = w->group_first_step[group]; s < w->group_first_step[group + 1]; s++) {
+            i32 t = w->listed_steps[s];
+            for (long left = w->step_size[next[t]++]; left > 0; left -= most, piece++) {
                 w->piece_type[piece] = t;
                 w->piece_lo[piece] = begun[t];
                 w->piece_hi[piece] = begun[t] += left < most ? left : most;
@@ -94,9 +97,9 @@ Work *weft_plan(long n, long m, long types, const i32 *kinds, const i32 *type, c
     w->outputs = kinds, w->port_ptr = kinds + types, w->port_kind = w->port_ptr + types + 1;
     w->position_ptr = w->port_kind + w->port_ptr[types], w->positions = w->position_ptr + w->port_ptr[types] + 1;
     if (setjmp(w->give_up) || !is_sound(w)) return release(w), NULL;
-    sort_by_type(w);
-    find_groups(w, policy);
+    count_types(w);
     if (!find_edges(w)) return release(w), NULL;
+    find_groups(w, policy);
     find_levels(w);
     find_steps(w, policy);
     find_rows(w);
@@ -119,48 +122,56 @@ typedef struct {
 } Found;
 
 typedef struct {
-    Work *w;
-    i32 *parent, *seen, number;
+    i32 *parent, *seen, number, group;
 } Outputs;
 
-/* Where the class row of the output that argument `at` names will be; -1 if the argument is empty. */
-static inline i32 place_of(Outputs *o, Found *found, i32 at, i32 group) {
-    Work *w = o->w;
-    i32 source = at < 0 ? -1 : w->src[at];
-    if (source < 0) return found->has_empty = 1, -1;
-    i32 type = w->type[source], which = w->out ? w->out[at] : 0, output = w->output_first[type] + which;
-    if (which < 0 || output >= w->output_first[type + 1]) longjmp(w->give_up, 1);
-    if (o->seen[output] != o->number) {
-        o->seen[output] = o->number;
-        if (found->first < 0) found->first = output;
-        o->parent[find(o->parent, output)] = find(o->parent, found->first);
-        found->recurrent |= w->cyclic[group] && w->group_of[type] == group;
-    }
+/* An output that a port had not met before. */
+static void meet(Work *w, Outputs *o, Found *found, i32 type, i32 output) {
+    if (output < w->output_first[type] || output >= w->output_first[type + 1]) longjmp(w->give_up, 1);
+    o->seen[output] = o->number;
+    if (found->first < 0) found->first = output;
+    o->parent[find(o->parent, output)] = find(o->parent, found->first);
+    found->recurrent |= w->cyclic[o->group] && w->group_of[type] == o->group;
+}
+
+/* Where the class row of what argument `at` names will be. */
+static inline i32 place_of(Work *w, Outputs *o, Found *found, i32 at) {
+    i32 source = w->src[at], type = w->type[source], output = w->output_first[type] + (w->out ? w->out[at] : 0);
+    if ((uint32_t)output >= (uint32_t)w->num_outputs) longjmp(w->give_up, 1);
+    if (o->seen[output] != o->number) meet(w, o, found, type, output);
     return w->class_row_first[output] + w->row[source];
 }
 
-/* Arguments and places of one port, in the order of the type's rows; returns how many. */
-static long find_places(Outputs *o, Found *found, i32 t, i32 port, i32 *arguments, i32 *places, i32 *offsets) {
-    Work *w = o->w;
-    const i32 *positions = w->positions + w->position_ptr[port];
-    i32 width = w->position_ptr[port + 1] - w->position_ptr[port], group = w->group_of[t], length = 0;
+/* Arguments and places of a port of fixed width, in the order of the type's rows, -1 where there is none; returns how many. */
+static NOT_INLINE long find_slots(Work *w, Outputs *o, Found *found, i32 t, i32 port, i32 *arguments, i32 *places) {
+    const i32 *positions = w->positions + w->position_ptr[port], *ptr = w->ptr, *src = w->src;
+    i32 width = w->position_ptr[port + 1] - w->position_ptr[port], length = 0;
     for (i32 at = w->first[t]; at < w->first[t + 1]; at++) {
-        i32 begin = w->ptr[w->node[at]], end = w->ptr[w->node[at] + 1];
-        if (w->port_kind[port] == SLOTS) {
-            for (i32 slot = 0; slot < width; slot++, length++) {
-                arguments[length] = positions[slot] < end - begin ? begin + positions[slot] : -1;
-                places[length] = place_of(o, found, arguments[length], group);
-            }
-            continue;
-        }
-        offsets[at - w->first[t]] = length;
-        for (i32 k = begin + (positions[0] < end - begin ? positions[0] : end - begin); k < end; k++) {
-            if (w->src[k] < 0) continue;
+        i32 begin = ptr[w->node[at]], end = ptr[w->node[at] + 1];
+        for (i32 slot = 0; slot < width; slot++, length++) {
+            i32 k = positions[slot] < end - begin ? begin + positions[slot] : -1;
+            int is_filled = k >= 0 && src[k] >= 0;
             arguments[length] = k;
-            places[length++] = place_of(o, found, k, group);
+            places[length] = is_filled ? place_of(w, o, found, k) : -1;
+            found->has_empty |= !is_filled;
         }
     }
-    if (w->port_kind[port] != SLOTS) offsets[w->count[t]] = length;
+    return length;
+}
+
+/* The same for a port that takes all arguments from a position on, empty ones left out; `offsets` bounds each row's. */
+static NOT_INLINE long find_bags(Work *w, Outputs *o, Found *found, i32 t, i32 port, i32 *arguments, i32 *places, i32 *offsets) {
+    i32 position = w->positions[w->position_ptr[port]], length = 0;
+    for (i32 at = w->first[t]; at < w->first[t + 1]; at++) {
+        i32 begin = w->ptr[w->node[at]], end = w->ptr[w->node[at] + 1];
+        *offsets++ = length;
+        for (i32 k = begin + (position < end - begin ? position : end - begin); k < end; k++) {
+            if (w->src[k] < 0) continue;
+            arguments[length] = k;
+            places[length++] = place_of(w, o, found, k);
+        }
+    }
+    *offsets = length;
     return length;
 }
 
@@ -204,8 +215,10 @@ static void fill_classes(Work *w, i32 *plan, i32 *parent, i32 *class_rows) {
         for (i32 piece = w->piece_first[group]; piece < w->piece_first[group + 1]; piece++) {
             i32 t = w->piece_type[piece];
             for (i32 o = w->output_first[t]; o < w->output_first[t + 1]; o++) {
-                i32 *row = class_rows + w->class_row_first[o], *next = size + outputs[(long)o * OF_OUTPUT + OUT_CLASS];
-                for (i32 at = w->piece_lo[piece]; at < w->piece_hi[piece]; at++) row[at] = (*next)++;
+                i32 *row = class_rows + w->class_row_first[o], c = outputs[(long)o * OF_OUTPUT + OUT_CLASS];
+                i32 shift = size[c] - w->piece_lo[piece];
+                for (i32 at = w->piece_lo[piece]; at < w->piece_hi[piece]; at++) row[at] = at + shift;
+                size[c] += w->piece_hi[piece] - w->piece_lo[piece];
             }
         }
         for (i32 g = w->group_ptr[group]; g < w->group_ptr[group + 1]; g++) {
@@ -259,7 +272,7 @@ static void fill_tables(Work *w, i32 *plan) {
 
 /* Everything about the reads that can be known before there are classes: arguments, places, bounds. */
 static Found *fill_reads(Work *w, i32 *plan, i32 *parent, i32 *next) {
-    Outputs outputs = {w, parent, filled(w, w->num_outputs, -1), 0};
+    Outputs outputs = {parent, filled(w, w->num_outputs, -1), 0, 0};
     Found *found = take(w, w->reads, sizeof(Found));
     i32 *entry = plan + plan[AT_READS];
     for (long t = 0; t < w->types; t++) {
@@ -267,10 +280,12 @@ static Found *fill_reads(Work *w, i32 *plan, i32 *parent, i32 *next) {
         for (i32 port = w->port_ptr[t]; port < w->port_ptr[t + 1]; port++, outputs.number++, entry += OF_READ) {
             Found *mine = found + outputs.number;
             *mine = (Found){-1, 0, 0};
+            outputs.group = w->group_of[t];
             i32 kind = w->port_kind[port], width = kind == SLOTS ? w->position_ptr[port + 1] - w->position_ptr[port] : 1;
             long room = kind == SLOTS ? (long)width * w->count[t] : w->arguments[t];
             i32 *offsets = next + 2 * room;
-            long length = find_places(&outputs, mine, t, port, next, next + room, offsets);
+            long length = kind == SLOTS ? find_slots(w, &outputs, mine, t, port, next, next + room)
+                                        : find_bags(w, &outputs, mine, t, port, next, next + room, offsets);
             i32 *bounds = kind == SLOTS ? offsets : offsets + w->count[t] + 1;
             long pieces = fill_bounds(w, t, mine->recurrent, bounds);
             i32 made[] = {t, port - w->port_ptr[t], kind, width, -1, w->group_of[t], mine->recurrent, length, pieces, next - plan};

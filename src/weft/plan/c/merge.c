@@ -19,18 +19,27 @@ void weft_merge(const int64_t *part, long parts, i32 *children, i32 *offsets, i3
     *offsets = slots;
 }
 
-/* Leave out the arguments of vertices whose type reads none; returns how many are left. `edge` may be NULL. */
+/* Leave out the arguments of vertices whose type reads none; returns how many are left. `edge` may be NULL. All are copied,
+   and what is left out is written over: a branch for every vertex would cost more. */
 long weft_drop(long n, const i32 *type, const i32 *reads, const i32 *ptr, const i32 *src, const i32 *edge, i32 *new_ptr,
                i32 *new_src, i32 *new_edge) {
     i32 kept = 0;
     for (long v = 0; v < n; v++) {
+        i32 length = ptr[v + 1] - ptr[v];
         new_ptr[v] = kept;
-        if (!reads[type[v]]) continue;
-        for (i32 k = ptr[v]; k < ptr[v + 1]; k++, kept++) {
-            new_src[kept] = src[k];
-            if (edge) new_edge[kept] = edge[k];
-        }
+        for (i32 k = 0; k < length; k++) new_src[kept + k] = src[ptr[v] + k];
+        for (i32 k = 0; edge && k < length; k++) new_edge[kept + k] = edge[ptr[v] + k];
+        kept += reads[type[v]] ? length : 0;
     }
     new_ptr[n] = kept;
     return kept;
+}
+
+/* Which numbers in [0, bound) occur; returns 0 if there are others. */
+int weft_occurring(const i32 *numbers, long n, long bound, char *occurs) {
+    i32 beyond = 0;
+    memset(occurs, 0, bound);
+    for (long i = 0; i < n; i++) beyond |= numbers[i] < 0 || numbers[i] >= bound;
+    for (long i = 0; !beyond && i < n; i++) occurs[numbers[i]] = 1;
+    return !beyond;
 }

@@ -4,25 +4,34 @@ static int ascending(const void *a, const void *b) { return *(const i32 *)a - *(
 
 /* For each type those that feed it, ascending; returns where each type's start in `*producers`. */
 static i32 *type_edges(Work *w, i32 **producers) {
-    i32 *edge_ptr = ints(w, w->types + 1), *seen = filled(w, w->types, -1);
-    long room = w->types * (w->types < w->m ? w->types : w->m);
-    i32 *edges = ints(w, room < w->m ? room : w->m), found = 0;
-    w->arguments = zeros(w, w->types);
-    for (long t = 0; t < w->types; t++) {
-        i32 before = edge_ptr[t] = found;
-        for (long at = w->first[t]; at < w->first[t + 1]; at++) {
-            i32 node = w->of_type[at];
-            w->arguments[t] += w->ptr[node + 1] - w->ptr[node];
-            for (i32 k = w->ptr[node]; k < w->ptr[node + 1]; k++) {
-                if (w->src[k] < 0) continue;
-                i32 producer = w->type[w->src[k]];
-                if (seen[producer] != t) seen[producer] = t, edges[found++] = producer;
-            }
-        }
-        qsort(edges + before, found - before, sizeof(i32), ascending);
-    }
-    edge_ptr[w->types] = found;
+    enum { FEW = 128 };
+    long types = w->types, room = types < FEW ? types * types : w->m, found = 0;
+    i32 *edge_ptr = ints(w, types + 1), *edges = ints(w, room);
     *producers = edges;
+    if (types < FEW) { /* a table of all pairs */
+        char *feeds = memset(take(w, types * types, 1), 0, types * types);
+        for (long k = 0; k < w->m; k++)
+            if (w->from[k] >= 0) feeds[w->type[w->to[k]] * types + w->type[w->from[k]]] = 1;
+        for (long t = 0; t < types; t++) {
+            edge_ptr[t] = found;
+            for (long producer = 0; producer < types; producer++)
+                if (feeds[t * types + producer]) edges[found++] = producer;
+        }
+    } else {
+        sort_by_type(w);
+        i32 *seen = filled(w, types, -1);
+        for (long t = 0; t < types; t++) {
+            i32 before = edge_ptr[t] = found;
+            for (long at = w->first[t]; at < w->first[t + 1]; at++) {
+                for (i32 k = w->ptr[w->of_type[at]]; k < w->ptr[w->of_type[at] + 1]; k++) {
+                    i32 producer = w->src[k] < 0 ? -1 : w->type[w->src[k]];
+                    if (producer >= 0 && seen[producer] != t) seen[producer] = t, edges[found++] = producer;
+                }
+            }
+            qsort(edges + before, found - before, sizeof(i32), ascending);
+        }
+    }
+    edge_ptr[types] = found;
     return edge_ptr;
 }
 
@@ -134,15 +143,17 @@ static int find_edges(Work *w) {
 /* The longest way to each node inside its group, and from each node to one that nobody reads. Empty arguments, -1, find room
    before the first node. */
 static void find_levels(Work *w) {
-    const i32 *from = w->from, *to = w->to;
+    const i32 *from = w->from, *to = w->to, *type = w->type, *group_of = w->group_of;
     i32 *level = w->level = zeros(w, w->n + 1) + 1, *above = w->above = zeros(w, w->n + 1) + 1;
+    i32 reader = -1, highest = 0; /* the edges of one reader follow each other */
     int any = 0;
     for (long g = 0; g < w->groups; g++) any |= w->cyclic[g];
     for (long k = 0; any && k < w->m; k++) {
         if (from[k] < 0) continue;
-        i32 inside = w->group_of[w->type[from[k]]] == w->group_of[w->type[to[k]]];
-        i32 way = inside ? level[from[k]] + 1 : 0, before = level[to[k]];
-        level[to[k]] = way > before ? way : before;
+        i32 inside = -(group_of[type[from[k]]] == group_of[type[to[k]]]), same = -(to[k] == reader);
+        i32 way = (level[from[k]] + 1) & inside, before = highest & same; /* no branches, here too */
+        reader = to[k];
+        level[reader] = highest = way > before ? way : before;
     }
     for (long k = w->m - 1; k >= 0; k--) {
         i32 way = above[to[k]] + 1, before = above[from[k]];
@@ -232,40 +243,47 @@ static long agenda_steps(Work *w, long group, Agenda a) {
     }
 }
 
-/* Number the steps of all groups, one group after the other. */
+/* The steps of a group that runs in the order of `step`: which of its type's steps each node runs in, and the list. */
+static i32 *list_steps(Work *w, long group, const i32 *step, long steps, i32 *list, i32 *type_of) {
+    for (i32 g = w->group_ptr[group]; g < w->group_ptr[group + 1]; g++)
+        for (i32 t = w->group_types[g], at = w->first[t]; at < w->first[t + 1]; at++) type_of[step[w->of_type[at]]] = t;
+    for (long s = 0; s < steps; s++) list[s] = w->type_first_step[type_of[s] + 1]++; /* counts the steps of each type */
+    for (i32 g = w->group_ptr[group]; g < w->group_ptr[group + 1]; g++)
+        for (i32 t = w->group_types[g], at = w->first[t]; at < w->first[t + 1]; at++)
+            w->turn[w->of_type[at]] = list[step[w->of_type[at]]];
+    for (long s = 0; s < steps; s++) list[s] = type_of[s];
+    return list + steps;
+}
+
+/* The steps of all groups, one group after the other. */
 static void find_steps(Work *w, long policy) {
-    w->step = ints(w, w->n);
-    w->step_first = ints(w, w->groups + 1);
-    i32 *starts = ints(w, w->n + 2), *scratch = ints(w, w->n);
+    i32 *level = w->level, *list = w->listed_steps = ints(w, w->n), *step = NULL, *scratch = NULL, *starts = NULL;
+    i32 *steps_of = w->type_first_step = zeros(w, w->types + 1);
+    w->group_first_step = ints(w, w->groups + 1);
+    w->turn = level;
+    for (long i = 0; policy == CONDENSE && i < w->n; i++)
+        if (level[i] >= steps_of[w->type[i] + 1]) steps_of[w->type[i] + 1] = level[i] + 1;
     Agenda agenda = {0};
-    long base = 0;
     for (long group = 0; group < w->groups; group++) {
-        long many = w->group_ptr[group + 1] - w->group_ptr[group], steps;
-        i32 *step = w->step;
-        if (many == 1 && policy == CONDENSE) {
-            i32 t = w->group_types[w->group_ptr[group]];
-            steps = 0;
-            for (i32 at = w->first[t]; at < w->first[t + 1]; at++) {
-                i32 node = w->of_type[at];
-                step[node] = w->level[node] + base; /* 0 where the group is on no cycle */
-                steps = w->level[node] >= steps ? w->level[node] + 1 : steps;
-            }
-        } else {
-            steps = policy == AGENDA ? w->n + 1 : depth_steps(w, group, w->step, starts, scratch);
-            if (policy != DEPTH) {
-                if (!agenda.step) agenda = new_agenda(w);
-                long by_agenda = agenda_steps(w, group, agenda);
-                if (by_agenda < steps) steps = by_agenda, step = agenda.step;
-            }
-            for (i32 g = w->group_ptr[group]; g < w->group_ptr[group + 1]; g++)
-                for (i32 at = w->first[w->group_types[g]]; at < w->first[w->group_types[g] + 1]; at++)
-                    w->step[w->of_type[at]] = step[w->of_type[at]] + base;
+        const i32 *types = w->group_types + w->group_ptr[group];
+        long many = w->group_ptr[group + 1] - w->group_ptr[group];
+        w->group_first_step[group] = list - w->listed_steps;
+        if (many == 1 && policy == CONDENSE) { /* by levels, which are all 0 where the group is on no cycle */
+            for (i32 s = 0; s < steps_of[types[0] + 1]; s++) *list++ = types[0];
+            continue;
         }
-        w->step_first[group] = base;
-        base += steps;
+        sort_by_type(w);
+        if (!step) step = ints(w, w->n), scratch = ints(w, w->n), starts = ints(w, w->n + 2);
+        long steps = policy == AGENDA ? w->n + 1 : depth_steps(w, group, step, starts, scratch);
+        const i32 *best = step;
+        if (policy != DEPTH) {
+            if (!agenda.step) agenda = new_agenda(w);
+            long by_agenda = agenda_steps(w, group, agenda);
+            if (by_agenda < steps) steps = by_agenda, best = agenda.step;
+        }
+        for (long g = 0; g < many; g++) steps_of[types[g] + 1] = 0;
+        list = list_steps(w, group, best, steps, list, scratch);
     }
-    w->steps = w->step_first[w->groups] = base;
-    w->step_type = ints(w, base);
-    w->step_size = zeros(w, base);
-    for (long node = 0; node < w->n; node++) w->step_size[w->step[node]]++, w->step_type[w->step[node]] = w->type[node];
+    w->steps = w->group_first_step[w->groups] = list - w->listed_steps;
+    for (long t = 0; t < w->types; t++) steps_of[t + 1] += steps_of[t];
 }

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NOT_INLINE __attribute__((noinline)) /* passes that must keep their registers to themselves */
+
 typedef int32_t i32;
 
 enum { SLOTS, SUM, EDGES };
@@ -23,16 +25,17 @@ typedef struct {
     long n, m, types, max_rows;
     const i32 *type, *ptr, *src, *out;
     const i32 *outputs, *port_ptr, *port_kind, *position_ptr, *positions;
-    /* nodes by type, in order of their numbers; arguments of each type's nodes together */
-    i32 *count, *first, *of_type, *arguments;
+    /* nodes of each type: how many, where they start in an order by type, and how many arguments they have together */
+    i32 *count, *first, *arguments, *of_type;
+    /* edges: the arguments in an order in which they can be followed */
+    const i32 *from, *to;
     /* groups of types, producers first */
     long groups;
     i32 *group_of, *group_ptr, *group_types, *cyclic;
-    /* order; edges are the arguments in an order in which they can be followed */
-    const i32 *from, *to;
-    i32 *level, *above, *step;
+    /* order: steps are numbered by type (`turn`: by which of its type's steps a node runs), and listed by group as they run */
+    i32 *level, *above, *turn;
     long steps;
-    i32 *step_first, *step_type, *step_size;
+    i32 *type_first_step, *group_first_step, *listed_steps, *step_size;
     /* rows: nodes by type, in the order of running; pieces: steps cut to max_rows */
     i32 *node, *row;
     long pieces;
@@ -99,12 +102,28 @@ static int is_sound(const Work *w) {
     return low >= -1 && high < n;
 }
 
-static void sort_by_type(Work *w) {
-    w->first = zeros(w, w->types + 1);
-    for (long i = 0; i < w->n; i++) w->first[w->type[i]]++;
-    w->count = ints(w, w->types);
-    memcpy(w->count, w->first, w->types * sizeof(i32));
+/* Counting into one place again and again waits for memory; four places take turns. */
+static void count_types(Work *w) {
+    enum { LANES = 4 };
+    i32 *lanes = zeros(w, LANES * w->types), *lengths = zeros(w, LANES * w->types);
+    for (long i = 0; i < w->n; i++) {
+        long place = (i % LANES) * w->types + w->type[i];
+        lanes[place]++;
+        lengths[place] += w->ptr[i + 1] - w->ptr[i];
+    }
+    w->count = zeros(w, w->types);
+    w->arguments = zeros(w, w->types);
+    for (long lane = 0; lane < LANES; lane++)
+        for (long t = 0; t < w->types; t++)
+            w->count[t] += lanes[lane * w->types + t], w->arguments[t] += lengths[lane * w->types + t];
+    w->first = ints(w, w->types + 1);
+    memcpy(w->first, w->count, w->types * sizeof(i32));
     run_starts(w->first, w->types);
+}
+
+/* Nodes by type, each type's in order of their numbers; few plans need it. */
+static void sort_by_type(Work *w) {
+    if (w->of_type) return;
     i32 *next = ints(w, w->types);
     memcpy(next, w->first, w->types * sizeof(i32));
     w->of_type = ints(w, w->n);
