@@ -35,7 +35,7 @@ def present_types(type: Ints) -> list[int]:
     """Which node types occur, ascending."""
     made, occurs = library(), np.empty(256, dtype=np.bool_)
     if made is not None and is_plain(type) and made.weft_occurring(address(type), len(type), len(occurs), address(occurs)):
-        return occurs.nonzero()[0].tolist()  # type: ignore[no-any-return]
+        return occurs.nonzero()[0].tolist()
     return occurring(type, int(type.max(initial=-1)) + 1)
 
 

@@ -19,17 +19,18 @@ void weft_merge(const int64_t *part, long parts, i32 *children, i32 *offsets, i3
     *offsets = slots;
 }
 
-/* Leave out the arguments of vertices whose type reads none; returns how many are left. `edge` may be NULL. All are copied,
-   and what is left out is written over: a branch for every vertex would cost more. */
+/* Leave out the arguments of vertices whose type reads none; returns how many are left. `edge` may be NULL. Each is copied,
+   and what is left out is written over by the next: a branch for every vertex would cost more. */
 long weft_drop(long n, const i32 *type, const i32 *reads, const i32 *ptr, const i32 *src, const i32 *edge, i32 *new_ptr,
                i32 *new_src, i32 *new_edge) {
     i32 kept = 0;
     for (long v = 0; v < n; v++) {
-        i32 length = ptr[v + 1] - ptr[v];
+        i32 keep = reads[type[v]] != 0;
         new_ptr[v] = kept;
-        for (i32 k = 0; k < length; k++) new_src[kept + k] = src[ptr[v] + k];
-        for (i32 k = 0; edge && k < length; k++) new_edge[kept + k] = edge[ptr[v] + k];
-        kept += reads[type[v]] ? length : 0;
+        for (i32 k = ptr[v]; k < ptr[v + 1]; k++, kept += keep) {
+            new_src[kept] = src[k];
+            if (edge) new_edge[kept] = edge[k];
+        }
     }
     new_ptr[n] = kept;
     return kept;
