@@ -437,15 +437,12 @@ def test_the_trace_has_a_slice_for_every_batch(tmp_path: Path) -> None:
 
 # Calling.
 
-OTHERS = "other functions cannot be planned in this version"
-
 
 @pytest.mark.parametrize(
     ("fn", "inputs", "message"),
     [
-        (len, (1,), f"weft.plan: expected a weft.VertexFunction, got builtin_function_or_method 'len'; {OTHERS}"),
-        (chains, (1,), f"weft.plan: expected a weft.VertexFunction, got function 'chains'; {OTHERS}"),
-        (nn.Linear(1, 1), (1,), f"weft.plan: expected a weft.VertexFunction, got Linear; {OTHERS}"),
+        (3, (1,), "weft.plan: expected a model, a block or a function, got int"),
+        (nn.Linear(1, 1), (1,), "no argument holds examples: pass a list, a tuple or a tensor of them"),
         (Size(), (), "weft.plan: Size takes a graph and, perhaps, x; got 0 inputs besides the model"),
         (Size(), ([[]],), "weft.plan: Size: expected a weft.Graph, got list"),
     ],

@@ -87,7 +87,7 @@ class History:
         calls = np.repeat(np.arange(len(new)) + len(brought), counts)
         outputs = np.arange(start[-1]) - np.repeat(start[:-1], counts)
         library = self.code.library(self.device, self.further)
-        groups = run_calls(library, [program], calls << OUTPUT_BITS | outputs, self.options)
+        groups = run_calls(library, [program], calls << OUTPUT_BITS | outputs, self.options, final=False)
         group, row = np.empty(start[-1], np.int32), np.empty(start[-1], np.int32)
         for number, each in enumerate(groups):
             group[each.at], row[each.at] = number, np.arange(len(each.at))

@@ -45,7 +45,7 @@ def batched(
     """
     made = getattr(type(fn), "__weft_batched__", None)
     if made is not None:
-        return made(fn, stack=stack, in_dims=in_dims, cache=cache, granularity=granularity, **options)
+        return made(fn, stack=stack, in_dims=in_dims, cache=cache, **options)
     if not callable(fn):
         raise TypeMismatch(f"weft.batched: expected a function or a module, got {type(fn).__name__}")
     inner = Batched(fn, stack, in_dims, cache, granularity, options)

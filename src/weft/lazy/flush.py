@@ -91,14 +91,14 @@ class Flush:
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""
-        self._keep(self.groups(options))
+        self._keep(self.groups(options, final=False))
 
-    def groups(self, options: Options) -> list[Group]:
-        """Run everything; the results by kind."""
+    def groups(self, options: Options, final: bool = True) -> list[Group]:
+        """Run everything; the results by kind. `final`: nothing will be recorded after it."""
         programs, wanted = self.programs()
         library = self.state.library
         try:
-            found = run_calls(library, programs, wanted, options, self.blame)
+            found = run_calls(library, programs, wanted, options, self.blame, final)
         except Exception as error:
             if options.backend != "reference" and not getattr(error, "__notes__", None):
                 # Rows of many examples failed at once: one call at a time tells which example it was.

@@ -62,14 +62,18 @@ def run_calls(
     wanted: References,
     options: Options = Options(),  # noqa: B008 - frozen
     blame: Blame | None = None,
+    final: bool = True,
 ) -> list[Group]:
     """Compute what `wanted` needs of the calls of `programs`; the results come back with gradient.
 
-    `wanted` holds references into the merged program: program k's calls follow those of program k - 1.
+    `wanted` holds references into the merged program: program k's calls follow those of program k - 1. `final` is False where
+    more will be recorded once these results are known.
     """
     wanted = np.asarray(wanted, np.int64)
     if not len(wanted):
         return []
+    if _looking.on:
+        raise Observed(*engine_call(library, programs, wanted, options), final)
     if options.backend == "reference":
         return _one_by_one(library, merge_calls(programs), wanted, blame)
     while True:
@@ -90,10 +94,47 @@ class Prepared:
     """The plan's node of each call, where some calls are left out."""
 
 
+class Observed(BaseException):
+    """What would run now. No `Exception`, so that nobody on the way takes it for an error of the user's code."""
+
+    def __init__(self, call: Call, at: list[Ints], cached: bool, final: bool) -> None:
+        super().__init__("observed")
+        self.call, self.cached, self.final = call, cached, final
+
+
+class _Looking(threading.local):
+    on = False
+
+
+_looking = _Looking()
+
+
+def observe(work: Callable[[], Any]) -> Observed | None:
+    """Do some work up to the first time that recorded calls would run; nothing is computed. None: none would."""
+    _looking.on = True
+    try:
+        work()
+    except Observed as seen:
+        return seen
+    finally:
+        _looking.on = False
+    return None
+
+
 def _batched(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> list[Group]:
+    call, places, _ = engine_call(library, programs, wanted, options)
+    with torch.autocast(call.device.type, enabled=False):
+        rows = run_batched(call)
+    return [Group(at, part) for at, part in zip(places, rows, strict=True)]
+
+
+def engine_call(
+    library: Library, programs: Sequence[CallProgram], wanted: References, options: Options
+) -> tuple[Call, list[Ints], bool]:
+    """What the engine is to compute, the places of its results among the wanted ones, and whether its plan was kept."""
     engine = Engine.of(library)
     with engine.lock:
-        prepared = prepare(library, programs, wanted, options)
+        prepared, cached = prepare(library, programs, wanted, options)
         cells = {i: _cell(library, engine, t) for i, t in enumerate(prepared.types)}
     plan = prepared.plan
     device = torch.device(library.types[prepared.types[0]].device)
@@ -105,13 +146,11 @@ def _batched(library: Library, programs: Sequence[CallProgram], wanted: Referenc
     groups = _wanted_groups(prepared, wanted)
     backend = options.backend if options.backend != "auto" else "native" if device.type == "cpu" else "eager"
     call = Call(plan, cells, feeds, (), [each for _, each in groups], device, options.recompute, backend)
-    with torch.autocast(device.type, enabled=False):
-        rows = run_batched(call)
-    return [Group(at, part) for (at, _), part in zip(groups, rows, strict=True)]
+    return call, [at for at, _ in groups], cached
 
 
-def prepare(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> Prepared:
-    """The plan for some programs; made once for equal programs."""
+def prepare(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> tuple[Prepared, bool]:
+    """The plan for some programs, made once for equal programs, and whether it was there already."""
     engine = Engine.of(library)
     structure: tuple[Any, ...] = tuple(program.structure for program in programs)
     merged: CallProgram | None = None
@@ -140,9 +179,10 @@ def prepare(library: Library, programs: Sequence[CallProgram], wanted: Reference
         number = (np.cumsum(keep) - 1).astype(np.int32)
         return _planned(library, engine, without(graph, keep), number if first is None else number[first], options)
 
+    cached = key in engine.plans
     found = engine.plans.get(key, make)
     assert isinstance(found, Prepared)
-    return found
+    return found, cached
 
 
 def _planned(library: Library, engine: Engine, graph: CallGraph, number: Ints | None, options: Options) -> Prepared:

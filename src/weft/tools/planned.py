@@ -14,15 +14,22 @@ from torch import Tensor
 from weft.api.function import VertexFunction
 from weft.api.graph import Graph
 from weft.api.vertexcall import VertexCall
-from weft.errors import TypeMismatch
+from weft.errors import StructureError, TypeMismatch
+from weft.lazy.batched import Batched
+from weft.lazy.entry import batched
+from weft.lazy.netmodule import BatchedModule
 from weft.plan.plan import Plan
 from weft.run.batched import Call, CompiledCell
+from weft.run.calls import observe
 from weft.run.options import Options
 from weft.tools.explain import explain
 from weft.tools.html import fragment, page
 from weft.tools.perfetto import trace_json
 from weft.tools.pieces import Pieces
 from weft.tools.stats import stats
+
+SETTINGS = ("stack", "in_dims", "cache", "granularity", "ragged", *Options.__dataclass_fields__)
+"""Keywords that are `weft.batched`'s own; all others go to the function."""
 
 
 class Planned:
@@ -33,9 +40,17 @@ class Planned:
     """
 
     def __init__(
-        self, name: str, call: Call, examples: int, record_s: float, plan_s: float, cached: bool, max_rows: int | None
+        self,
+        name: str,
+        call: Call,
+        examples: int,
+        record_s: float,
+        plan_s: float,
+        cached: bool,
+        max_rows: int | None,
+        complete: bool = True,
     ) -> None:
-        self.name, self.examples, self.cached, self.max_rows = name, examples, cached, max_rows
+        self.name, self.examples, self.cached, self.max_rows, self.complete = name, examples, cached, max_rows, complete
         self.record_s, self.plan_s = record_s, plan_s
         self._call = call
 
@@ -80,6 +95,9 @@ class Planned:
 def plan(fn_or_model: Any, *inputs: Any, **keywords: Any) -> Planned:
     """Plan a call without running it. Takes what the call takes: its inputs, its keywords and the options.
 
+    A function or module is planned as `weft.batched` would run it; where its path depends on values, up to where the first one
+    is needed (`complete` is 0 then).
+
     >>> import torch, weft
     >>> class Count(weft.VertexFunction):
     ...     def __init__(self):
@@ -94,11 +112,7 @@ def plan(fn_or_model: Any, *inputs: Any, **keywords: Any) -> Planned:
     (15, 4, 4, 4)
     """
     if not isinstance(fn_or_model, VertexFunction):
-        name = getattr(fn_or_model, "__name__", None)
-        came = type(fn_or_model).__name__ if name is None else f"{type(fn_or_model).__name__} {name!r}"
-        raise TypeMismatch(
-            f"weft.plan: expected a weft.VertexFunction, got {came}; other functions cannot be planned in this version"
-        )
+        return plan_recorded(fn_or_model, inputs, keywords)
     if not 1 <= len(inputs) <= 2:
         raise TypeMismatch(
             f"weft.plan: {type(fn_or_model).__name__} takes a graph and, perhaps, x; got {len(inputs)} inputs besides the model"
@@ -126,3 +140,20 @@ def _plan_vertices(
     call = vertices.engine_call(found, cells, tree, "eager")  # the plan is the same for every backend
     plan_s = 0.0 if cached else found.seconds
     return Planned(vertices.name, call, graph.num_graphs, seconds - plan_s, plan_s, cached, vertices.options.max_rows)
+
+
+def plan_recorded(fn: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Planned:
+    """The plan of what a batched function, or one that is not batched yet, records for these inputs."""
+    if not callable(fn):
+        raise TypeMismatch(f"weft.plan: expected a model, a block or a function, got {type(fn).__name__}")
+    own = {name: keywords.pop(name) for name in list(keywords) if name in SETTINGS}
+    net = fn if isinstance(fn, Batched | BatchedModule) or hasattr(fn, "collate_examples") else batched(fn, **own)
+    started = time.perf_counter()
+    seen = observe(lambda: net(*inputs, **keywords))
+    seconds = time.perf_counter() - started
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if seen is None:
+        raise StructureError(f"weft.plan: {name}: nothing is computed for these inputs, so there is nothing to plan")
+    plan_s = 0.0 if seen.cached else seen.call.plan.seconds
+    count = len(inputs[0]) if inputs and hasattr(inputs[0], "__len__") else 1
+    return Planned(name, seen.call, count, seconds - plan_s, plan_s, seen.cached, seen.call.plan.max_rows, seen.final)

@@ -43,7 +43,7 @@ def stats(planned: Planned) -> dict[str, int | float]:
         "plan_s": planned.plan_s,
         "cached": int(planned.cached),
         "fallbacks": sum(kind.fallback is not None for kind in types),
-        "complete": 1,
+        "complete": int(planned.complete),
     }
 
 

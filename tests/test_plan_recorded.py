@@ -1,0 +1,89 @@
+"""`weft.plan` of functions, modules and blocks: what they would run, without running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+import weft.blocks as wb
+
+torch.set_num_threads(1)
+TREES = [((1, 2), 3), 4, ((5, 6), (7, (8, 9)))]
+
+
+class TreeNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.node, self.out = nn.Embedding(10, 4), weft.cell(nn.Bilinear(4, 4, 4)), nn.Linear(4, 3)
+
+    def encode(self, tree: Any) -> Tensor:
+        if isinstance(tree, int):
+            return self.embed(torch.tensor(tree))  # type: ignore[no-any-return]
+        return self.node(self.encode(tree[0]), self.encode(tree[1]))  # type: ignore[no-any-return]
+
+    def forward(self, tree: Any) -> Tensor:
+        return self.out(self.encode(tree))  # type: ignore[no-any-return]
+
+
+def test_a_module_is_planned_as_it_would_be_batched() -> None:
+    model = TreeNet()
+    planned = weft.plan(model, TREES)
+    numbers = planned.stats()
+    assert (numbers["examples"], numbers["nodes"], numbers["complete"], numbers["cached"]) == (3, 9 + 6 + 3, 1, 0)
+    assert numbers["levels"] == 5 and numbers["batches"] == numbers["lower_bound"] == 1 + 3 + 1
+    assert "Bilinear" in planned.explain()
+    assert weft.plan(weft.batched(model), TREES).stats()["cached"] == 1
+
+
+def test_nothing_is_computed() -> None:
+    seen: list[int] = []
+
+    two = nn.Parameter(torch.full((2,), 2.0))
+
+    def noted(x: Tensor) -> Tensor:
+        seen.append(1)
+        return x * two
+
+    weft.plan(noted, torch.ones(3, 2))
+    assert len(seen) == 3  # once for each example, to record it
+    assert weft.batched(noted)(torch.ones(2, 2)).tolist() == [[2, 2], [2, 2]]
+
+
+def test_value_dependent_code_is_planned_up_to_the_first_value() -> None:
+    half = nn.Parameter(torch.tensor(0.5))
+
+    def halved(x: Tensor) -> Tensor:
+        x = x * half
+        while x.sum() > 1:
+            x = x * half
+        return x
+
+    numbers = weft.plan(halved, torch.ones(3, 4)).stats()
+    assert numbers["complete"] == 0 and numbers["nodes"] > 0
+    assert weft.batched(halved)(torch.ones(3, 4)).sum() == 3
+
+
+def test_a_block_is_planned() -> None:
+    block = wb.Map(wb.Scalar()) >> wb.Fold(wb.Function(torch.add), wb.FromTensor(torch.zeros(())))
+    numbers = weft.plan(block, [[1, 2, 3], [4]]).stats()
+    assert numbers["examples"] == 2 and numbers["complete"] == 1
+    assert weft.plan(wb.compile(block), [[1, 2, 3], [4]]).stats()["nodes"] == numbers["nodes"]
+
+
+def test_policies_differ() -> None:
+    model = TreeNet()
+    by_depth = weft.plan(model, TREES, policy="depth").stats()
+    assert by_depth["batches"] > weft.plan(model, TREES).stats()["batches"]
+
+
+def test_nothing_to_plan() -> None:
+    with pytest.raises(weft.StructureError) as error:
+        weft.plan(len, [[1], [2]])
+    assert str(error.value) == "weft.plan: len: nothing is computed for these inputs, so there is nothing to plan"
+    with pytest.raises(weft.TypeMismatch) as error:
+        weft.plan(3, [1])
+    assert str(error.value) == "weft.plan: expected a model, a block or a function, got int"
