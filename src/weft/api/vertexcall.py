@@ -107,9 +107,7 @@ class VertexCall(CallCells):
         return [p for p in self.model.parameters() if p.requires_grad] if together else []
 
     def _backend(self) -> str:
-        if self.options.backend != "auto":
-            return self.options.backend
-        return "native" if self.device.type == "cpu" else "eager"
+        return self.options.backend_on(self.device)
 
     def _wanted(self, tree: Any) -> list[Name]:
         """The outputs that the caller receives, by name."""

@@ -3,6 +3,7 @@
 - a chain of reshapes is one reshape, or nothing where the shape comes back;
 - `t(t(x))` is `x`; expanding to the same shape is nothing;
 - a matrix product with rows of zeros is computed once, not for every row: vertices without children pay for no recurrence;
+- a product that has rows as columns is turned (`weft.graph.turned`);
 - adding zeros is nothing;
 - equal operations are done once (never those that draw random numbers).
 """
@@ -19,9 +20,16 @@ from weft.graph.joins import join_slice_gradients
 from weft.graph.segments import segment_sum
 from weft.graph.strided import strided, strided_scatter
 from weft.graph.tape import Tape, Value, operands, prune, replace
+from weft.graph.turned import turned_product
 
 aten = torch.ops.aten
-_STRIDED: dict[Any, Any] = {aten.as_strided.default: strided, aten.as_strided_scatter.default: strided_scatter}
+_SAME_AS: dict[Any, Any] = {
+    aten.as_strided.default: strided,
+    aten.as_strided_scatter.default: strided_scatter,
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+"""Operations that are better seen as others: a copy of strides with known sizes, a cut as a view."""
 _ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
 
 
@@ -45,7 +53,7 @@ def _absent_gradients(tape: Tape) -> None:
 def _rewrite(tape: Tape) -> None:
     """One pass in order: each operation sees simplified operands."""
     for value in tape.values:
-        value.target = _STRIDED.get(value.target, value.target)
+        value.target = _SAME_AS.get(value.target, value.target)
     instead: dict[int, Value] = {}
     known: dict[Hashable, Value] = {}
     zero: set[int] = set()
@@ -54,6 +62,7 @@ def _rewrite(tape: Tape) -> None:
         value.args = replace(value.args, lambda v: instead.get(id(v), v))
         value.kwargs = replace(value.kwargs, lambda v: instead.get(id(v), v))
         kept += _cheaper_product(value, zero)
+        kept += turned_product(value)
         better = _simpler(value, zero)
         if better is value:
             better = known.setdefault(_key(value), value) if not ops.is_random(value.target) else value

@@ -21,6 +21,8 @@ from weft.run.collect import Collecting, pull_all
 from weft.run.columns import Column, blocks
 from weft.run.emit import Code
 from weft.run.gather import Action, Gathering, addresses, through_index
+from weft.run.gpu.backsweep import BackSweep
+from weft.run.gpu.sweep import by_one_kernel
 from weft.run.indices import BackIndex
 from weft.run.somerows import SomeRows
 from weft.run.split import Split
@@ -189,6 +191,9 @@ class Backward:
         types = [type for type in group.types if "back" in self.cut[type][1]]
         for type in types:
             self._make_room(self.runs[type])
+        runs = [self.runs[type] for type in types]
+        if by_one_kernel(runs[0]) and BackSweep(self, number, group, runs).run():
+            return
         steps = {type: self._steps(number, self.runs[type]) for type in types}
         functions = {type: self._functions(self.runs[type]) for type in types}
         for type in reversed(group.step_type.tolist()):
@@ -280,6 +285,12 @@ class Backward:
         by_address: bool = False,
     ) -> Collecting:
         """The gradient of a recurrent output: from outside, plus what the group's own readers return."""
+        outside, inner = self.parts_of_gradient(number, run, name)
+        keep = any(value is taken for taken in cut.pieces["sums"].takes)
+        return Collecting(run, value, name[0], outside, inner, keep, indexed, by_address)
+
+    def parts_of_gradient(self, number: int, run: TypeRun, name: Any) -> tuple[Tensor | None, list[tuple[Tensor, BackIndex]]]:
+        """Where the gradient of a recurrent output comes from: outside the group, and the group's own readers."""
         output, key = name
         group = self.plan.groups[number]
         inner = [
@@ -287,5 +298,4 @@ class Backward:
             for reader, read, port_name, back in self._readers(number, self.plan.class_of[run.type, output], key)
             if reader.type in group.types and (read.type, read.port, port_name) in self.returned
         ]
-        keep = any(value is taken for taken in cut.pieces["sums"].takes)
-        return Collecting(run, value, output, self._outside_or_none(number, run, name), inner, keep, indexed, by_address)
+        return self._outside_or_none(number, run, name), inner

@@ -40,7 +40,7 @@ class CompiledCell:
 
     def code(self, role: Role) -> CellCode:
         if role not in self.codes:
-            self.codes[role] = CellCode(self.trace.tape, role)
+            self.codes[role] = CellCode(self.trace.tape, role, self.trace.name)
         return self.codes[role]
 
 

@@ -144,7 +144,7 @@ def engine_call(
         for number in range(len(library.types[t].feeds)):
             feeds[i, "data", number] = torch.as_tensor(tables[t, number]).to(device)
     groups = _wanted_groups(prepared, wanted)
-    backend = options.backend if options.backend != "auto" else "native" if device.type == "cpu" else "eager"
+    backend = options.backend_on(device)
     call = Call(plan, cells, feeds, (), [each for _, each in groups], device, options.recompute, backend)
     return call, [at for at, _ in groups], cached
 

@@ -9,6 +9,7 @@ from typing import Any
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit, needed_part
+from weft.run.gpu.pointwise import emit_triton
 from weft.run.native import addressed, emit_native
 from weft.run.split import PER_STEP, Split, split
 
@@ -31,8 +32,8 @@ class Role:
 class CellCode:
     """The pieces of one cell in one role, as functions."""
 
-    def __init__(self, tape: Tape, role: Role) -> None:
-        self.tape, self.role = tape, role
+    def __init__(self, tape: Tape, role: Role, name: str = "cell") -> None:
+        self.tape, self.role, self.name = tape, role, name
         self.input_name: dict[str, Name] = {value.name: name for name, value in tape.inputs.items()}
         self._without_return: dict[frozenset[Name], Code] = {}
         self._by_cotangents: dict[frozenset[Name], tuple[Split, dict[str, Code]]] = {}
@@ -51,7 +52,7 @@ class CellCode:
                 role.gradients,
                 given,
                 role.recompute,
-                fuse_matrix_products=role.device != "cpu",
+                fuse_matrix_products=role.device != "cpu" and role.backend != "triton",
             )
             self._by_cotangents[given] = (
                 cut,
@@ -70,6 +71,8 @@ class CellCode:
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
         if self.role.backend == "native":
             return emit_native(piece, stores, (), per_step, self._through_index(cut)) or emit(piece, stores)
+        if self.role.backend == "triton":
+            return emit_triton(piece, stores) or emit(piece, stores)
         code = emit(piece, stores)
         return compile_piece(piece, code) if per_step and self.role.backend == "compiled" else code
 
@@ -82,6 +85,8 @@ class CellCode:
             short = None
             if self.role.backend == "native":
                 short = emit_native(piece, full.stores, returned, True, self._through_index(cut))
+            elif self.role.backend == "triton":
+                short = emit_triton(piece, full.stores, returned)
             if short is None and full.addresses | full.indexed:
                 short = full  # what it is given would not suit torch calls
             self._without_return[given] = short or emit(piece, full.stores, leave_out=returned)

@@ -12,6 +12,8 @@ from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan
 from weft.run.columns import Addresses, Column, blocks
 from weft.run.gather import Action, Gathering, Rows, addresses, through_index
+from weft.run.gpu.forwardsweep import sweep_forward
+from weft.run.gpu.sweep import by_one_kernel
 from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
 
@@ -70,6 +72,8 @@ def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Name]]:
 
 
 def _sweep(group: Group, runs: dict[int, TypeRun]) -> None:
+    if by_one_kernel(runs[group.types[0]]) and sweep_forward(group, runs):
+        return
     steps = {type: _steps(runs[type]) for type in group.types if "during" in runs[type].code.codes}
     functions = {type: runs[type].code.codes["during"].run for type in steps}
     if len(steps) == 1:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from weft.errors import TypeMismatch
 from weft.plan.schedule import POLICIES
+from weft.run.gpu.launch import usable
 
 BACKENDS = ("auto", "reference", "eager", "compiled", "triton")
 
@@ -32,8 +35,17 @@ class Options:
         rows = self.max_rows
         if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
             raise TypeMismatch(f"max_rows: expected a positive integer or None, got {rows!r}")
-        if self.backend == "triton":
-            raise TypeMismatch("backend 'triton' is not part of this version; use 'auto', 'eager', 'compiled' or 'reference'")
+
+    def backend_on(self, device: torch.device) -> str:
+        """The engine's own name of the backend for tensors on a device."""
+        if self.backend == "triton" and not usable(device):
+            raise TypeMismatch(
+                f"backend 'triton' needs the package triton and tensors on a GPU; these are on '{device.type}'. "
+                "On a CPU its kernels run only under Triton's interpreter (TRITON_INTERPRET=1)"
+            )
+        if self.backend != "auto":
+            return self.backend
+        return "native" if device.type == "cpu" else "triton" if usable(device) else "eager"
 
     @staticmethod
     def of(options: dict[str, object]) -> Options:

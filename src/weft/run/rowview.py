@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.graph import ops
-from weft.graph.tape import Shape, Value
+from weft.graph.tape import Value
 from weft.run.views import is_free
 
 aten = torch.ops.aten
@@ -54,12 +54,12 @@ def _step(value: Value) -> tuple[Value, int, bool] | None:
         source, sizes = cut.args[0], cut.args[1]
         if (
             cut.target not in (aten.split.Tensor, aten.split_with_sizes.default)
-            or _dim(cut, 2) != 1
             or row_width(source) is None
+            or not cuts_rows(source, _dim(cut, 2))
         ):
             return None
         before = sum(sizes[: value.args[1]]) if isinstance(sizes, list | tuple) else sizes * value.args[1]
-        return source, before * _inner(source), False
+        return source, before * _inner(source, _dim(cut, 2)), False
     source = value.args[0]
     if not isinstance(source, Value):
         return None
@@ -72,23 +72,28 @@ def _step(value: Value) -> tuple[Value, int, bool] | None:
         return source, 0, of_source == 1  # rows may begin here: the same numbers for every row
     if (value.rows is None) != (source.rows is None):
         return None
-    shape: Shape = source.shape or ()
-    if target not in (aten.select.int, aten.slice.Tensor) or source.rows is None or len(shape) < 2 or _dim(value, 1) != 1:
+    if target not in (aten.select.int, aten.slice.Tensor) or source.rows is None or not cuts_rows(source, _dim(value, 1)):
         return None
-    size = shape[1]
+    dim = _dim(value, 1)
+    size = (source.shape or ())[dim]
     assert isinstance(size, int)
     if target is aten.select.int:
-        return source, (value.args[2] % size) * _inner(source), False
+        return source, (value.args[2] % size) * _inner(source, dim), False
     if len(value.args) > 4 and value.args[4] != 1:
         return None
     start = value.args[2] if len(value.args) > 2 and value.args[2] is not None else 0
-    return source, ops.slice_bound(start, size) * _inner(source), False
+    return source, ops.slice_bound(start, size) * _inner(source, dim), False
 
 
 def _dim(value: Value, at: int) -> int:
     return int(value.args[at]) if len(value.args) > at else 0
 
 
-def _inner(value: Value) -> int:
-    """How far apart neighbours along the first dimension of a row are."""
-    return math.prod(size for size in (value.shape or ())[2:] if isinstance(size, int))
+def cuts_rows(value: Value, dim: int) -> bool:
+    """Whether cutting along a dimension leaves each row's numbers consecutive: there is nothing to repeat before it."""
+    return dim >= 1 and all(size == 1 for size in (value.shape or ())[1:dim])
+
+
+def _inner(value: Value, dim: int) -> int:
+    """How far apart neighbours along a dimension of a row are."""
+    return math.prod(size for size in (value.shape or ())[dim + 1 :] if isinstance(size, int))

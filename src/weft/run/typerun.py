@@ -45,6 +45,8 @@ class TypeRun:
         self.store: dict[str, Tensor] = {}
         self.in_class: dict[str, tuple[int, Name]] = {}
         """Values that exist only in their class arena, between rows of other types."""
+        self.gradients: dict[str, Any] = {}
+        """For a kernel that walks all steps: where the gradients of recurrent outputs come from."""
 
     # Whole rows.
 

@@ -1,0 +1,69 @@
+"""Times on a GPU: wall time of back-to-back steps, time of the host alone, and time of the device's kernels."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+T = TypeVar("T")
+
+
+def wall(step: Callable[[T], None], batches: Sequence[T], rounds: int = 5) -> float:
+    """Microseconds of one step: the median over rounds of steps that follow each other on changing batches."""
+    for batch in batches:
+        step(batch)
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for batch in batches:
+            step(batch)
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) / len(batches) * 1e6)
+    return statistics.median(found)
+
+
+def host(step: Callable[[T], None], batches: Sequence[T]) -> float:
+    """Microseconds that the host is busy with one step, the device being idle when it starts."""
+    found = []
+    for _ in range(3):
+        for batch in batches:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            step(batch)
+            found.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(found)
+
+
+def device(step: Callable[[T], None], batches: Sequence[T]) -> tuple[float, int, dict[str, float]]:
+    """Microseconds of kernels in one step, how many there are, and the time of each kind, the longest first."""
+    step(batches[0])
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        for batch in batches:
+            step(batch)
+        torch.cuda.synchronize()
+    kinds: dict[str, float] = {}
+    count = 0
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kinds[event.name] = kinds.get(event.name, 0.0) + event.device_time / len(batches)
+            count += 1
+    ordered = dict(sorted(kinds.items(), key=lambda item: -item[1]))
+    return sum(kinds.values()), round(count / len(batches)), ordered
+
+
+def memory(step: Callable[[T], None], batches: Sequence[T]) -> int:
+    """Bytes of device memory at the highest point of a step, above what there was before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for batch in batches:
+        step(batch)
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)

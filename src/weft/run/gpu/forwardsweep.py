@@ -1,0 +1,79 @@
+"""The forward steps of a group as one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.graph.tape import Value
+from weft.plan.plan import Group
+from weft.run.gpu.bind import Binding
+from weft.run.gpu.sweep import Part, Sweep, built
+from weft.run.typerun import TypeRun
+
+
+def sweep_forward(group: Group, runs: dict[int, TypeRun]) -> bool:
+    """Run all steps of a group; or do nothing, where a kernel cannot."""
+    members = [runs[type] for type in group.types if "during" in runs[type].code.codes]
+    key = ("forward", tuple(_key(run) for run in members))
+    found = built(members[0].code, key, lambda: [_part(run, f"t{i}_") for i, run in enumerate(members)], False)
+    if not isinstance(found, Sweep):
+        return False
+    for run in members:
+        _make_places(run)
+    found.launch(group, members, 0, sum(len(run.cuts) for run in members))
+    return True
+
+
+def _key(run: TypeRun) -> Any:
+    code = run.code.codes["during"]
+    strides = tuple(run.whole(value).stride() for value in code.takes if value.rows is None and value.constant is None)
+    return id(code), strides, tuple((port, read.value_class >= 0) for port, read in run.ports.items())
+
+
+def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Any]]:
+    outputs = run.code.split.outputs
+    return [name for name, other in outputs.items() if other is value and name in run.code.role.exchanged]
+
+
+def _part(run: TypeRun, prefix: str) -> Part:
+    code, binding = run.code.codes["during"], Binding(prefix)
+    piece = run.code.split.pieces["during"]
+    for value in code.takes:
+        at = run.recurrent(value)
+        if at is None:
+            binding.plain(run, value, piece)
+            continue
+        binding.gathered(run, value, at)
+        if at.read.kind == "sum" and _kept(run, value):
+            binding.own(value)
+    for value in code.stores:
+        names = exchanged(run, value)
+        if names:
+            binding.in_class(value, *names[0])
+        else:
+            binding.own(value)
+    return Part(run, piece, tuple(code.stores), binding)
+
+
+def _kept(run: TypeRun, value: Value) -> bool:
+    return any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
+
+
+def _make_places(run: TypeRun) -> None:
+    """Memory for what the sweep writes, and where others find it."""
+    code = run.code.codes["during"]
+    for value in code.takes:
+        at = run.recurrent(value)
+        if at is not None and at.read.kind == "sum" and _kept(run, value):
+            run.store[value.name] = run.empty(value)
+    for value in code.stores:
+        names = exchanged(run, value)
+        if not names:
+            run.store[value.name] = run.empty(value)
+            continue
+        output, key = names[0]
+        where = run.indices.class_rows(run.type, output)
+        if isinstance(where, tuple):
+            run.store[value.name] = run.arenas[run.indices.plan.class_of[run.type, output], key][where[0] : where[1]]
+        else:
+            run.in_class[value.name] = output, key

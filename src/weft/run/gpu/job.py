@@ -1,0 +1,338 @@
+"""The text of one job: some values of one kind of rows, computed for a tile of rows and a tile of columns.
+
+loads, as they are needed     x3 = tl.load(P_v17 + ...)
+products, a loop over K       a0 = tl.dot(rows, weight, a0)
+pointwise operations          x9 = sigmoid_(x3 + a0)
+stores                        tl.store(P_v31 + ..., x9)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from weft.graph.segments import segment_sum
+from weft.graph.tape import Value
+from weft.run.gpu.formulas import FORMULAS, HALVES, JOINS, TYPES, has_formula, loaded, rounded
+from weft.run.gpu.memory import Bag, Collected, Gathered, Memory, Returned
+from weft.run.gpu.units import NotExpressible, Part, Units, tells
+from weft.run.rowview import row_width
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How much one program does at a time: rows, columns of each unit, and numbers of the inner dimension of a product."""
+
+    rows: int = 16
+    columns: int = 16
+    inner: int = 64
+    precision: str = "ieee"
+
+
+def _number(arg: object) -> float | None:
+    """A finite number, or a constant tensor that holds one."""
+    if isinstance(arg, Value) and arg.constant is not None and arg.constant.numel() == 1:
+        arg = arg.constant.item()
+    if isinstance(arg, int | float) and not isinstance(arg, bool) and math.isfinite(arg):
+        return float(arg)
+    return None
+
+
+@dataclass(eq=False)
+class Weight:
+    """A matrix that is the same for every row, by its strides."""
+
+    pointer: str
+    strides: tuple[int, int]
+
+
+@dataclass(eq=False)
+class Job:
+    """Writes the lines of one job."""
+
+    units: Units
+    tile: Tile
+    memory: Mapping[int, Memory]
+    weights: Mapping[int, Weight]
+    stored: frozenset[int]
+    """Values (by id) that are written to their memory."""
+    prefix: str = ""
+    """Of the names of the edges' bounds and owners."""
+    lines: list[str] = field(default_factory=list)
+    names: dict[Part, str] = field(default_factory=dict)
+    indices: set[str] = field(default_factory=set)
+    numbers: int = 0
+
+    @property
+    def whole_units(self) -> bool:
+        return self.units.width % self.tile.columns == 0
+
+    def fresh_name(self, start: str = "x") -> str:
+        self.numbers += 1
+        return f"{start}{self.numbers}"
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def opening(self) -> None:
+        """Columns of the tile, and which of them exist."""
+        columns = self.tile.columns
+        self.say(f"col = column * {columns} + tl.arange(0, {columns})")
+        if self.whole_units:
+            self.say("fits = live[:, None]")
+        else:
+            self.say(f"real = col < {self.units.width}")
+            self.say("fits = live[:, None] & real[None, :]")
+
+    # What a job computes.
+
+    def compute(self, value: Value) -> None:
+        """One operation, and its store if others need it."""
+        if value.target is aten.mm.default:
+            found = self._product(value)
+        elif value.target in JOINS:
+            found = [self.read(part) for part in self.units.joined(value)]
+        elif value.target is segment_sum:
+            found = self._segments(value)
+        elif value.target is aten.index_select.default:
+            found = self._spread(value)
+        elif has_formula(value):
+            found = self._pointwise(value)
+        else:
+            raise NotExpressible(tells(value))
+        self._give_names(value, found)
+
+    def bring(self, value: Value) -> None:
+        """An input that is brought together here because it is stored."""
+        count = self.units.count(value)
+        self._give_names(value, [self.read(part) for part in self.units.parts(value, count)])
+
+    def _give_names(self, value: Value, found: list[str]) -> None:
+        self.units.values[id(value)] = value
+        one = not self.units.count(value)
+        for at, name in enumerate(found):
+            self.names[Part(id(value), at, one)] = name
+        if id(value) in self.stored:
+            for at, name in enumerate(found):
+                self.put(self.memory[id(value)], at, one, name)
+
+    def put(self, memory: Memory, at: int, one: bool, name: str) -> None:
+        """Write a part to its memory."""
+        row, column = memory.row_of(at if one else at * self.units.width)
+        if one:
+            mask = "live[:, None] & (column == 0)"
+            self.say(f"tl.store({memory.pointer} + ({row})[:, None] * {memory.width} + {column}, {name}, mask={mask})")
+        else:
+            text = f"{memory.pointer} + ({row})[:, None] * {memory.width} + {column} + col[None, :]"
+            self.say(f"tl.store({text}, {name}, mask=fits)")
+
+    def _pointwise(self, value: Value) -> list[str]:
+        count = self.units.count(value)
+        columns: list[list[str]] = []
+        for arg in value.args:
+            number = _number(arg)
+            if number is not None:
+                columns.append([f"({number!r})"] * max(count, 1))
+            elif isinstance(arg, Value):
+                columns.append([self.read(part) for part in self.units.parts(arg, count)])
+            else:
+                raise NotExpressible(f"{tells(value)} with the argument {arg!r}")
+        found = []
+        for unit in range(max(count, 1)):
+            name = self.fresh_name()
+            formula = FORMULAS[value.target](*(column[unit] for column in columns))
+            self.say(f"{name} = {rounded(formula, value.dtype)}")
+            found.append(name)
+        return found
+
+    # Reading.
+
+    def read(self, part: Part) -> str:
+        """The variable that holds a part; loaded where it is not at hand."""
+        if part not in self.names:
+            self.names[part] = self._load(part)
+        return self.names[part]
+
+    def _load(self, part: Part) -> str:
+        value = self.units.values[part.key]
+        memory = self.memory.get(part.key)
+        if memory is None:
+            raise NotExpressible(f"{tells(value)}, which is read where it does not exist")
+        return self._load_from(memory, part, value.dtype)
+
+    def _load_from(self, memory: Memory, part: Part, dtype: torch.dtype | None) -> str:
+        column = part.at if part.one else part.at * self.units.width
+        if isinstance(memory, Bag):
+            return self._bag(memory, column, part.one, dtype)
+        if isinstance(memory, Collected):
+            return self._collected(memory, part, dtype)
+        name = self.fresh_name()
+        if isinstance(memory, Returned):
+            at = self._returned_rows(memory)
+            mask = f"({at} < {memory.total})[:, None]" + ("" if part.one else " & fits")
+            self.say(f"{name} = {self._at(memory, at, column, part.one, mask, dtype)}")
+        elif not memory.row:
+            mask = "real[None, :]" if not (self.whole_units or part.one) else ""
+            text = f"{memory.pointer} + {column}" + ("" if part.one else " + col[None, :]")
+            self.say(f"{name} = {loaded(f'tl.load({text}' + (f', mask={mask}, other=0)' if mask else ')'), dtype)}")
+        else:
+            self._index(memory, column)
+            row, inside = memory.row_of(column)
+            self.say(f"{name} = {self._at(memory, row, inside, part.one, None, dtype)}")
+        return name
+
+    def _at(self, memory: Memory, row: str, column: int, one: bool, mask: str | None, dtype: torch.dtype | None) -> str:
+        mask = mask or ("live[:, None]" if one else "fits")
+        where = f"{memory.pointer} + ({row})[:, None] * {memory.width} + {column}" + ("" if one else " + col[None, :]")
+        past = ', cache_modifier=".cg"' if memory.fresh else ""
+        return loaded(f"tl.load({where}, mask={mask}, other=0{past})", dtype)
+
+    def _index(self, memory: Memory, column: int) -> None:
+        needed = memory.index_of(column)
+        if needed is not None and needed[0] not in self.indices:
+            self.indices.add(needed[0])
+            self.say(f"{needed[0]} = {needed[1]}")
+
+    def _returned_rows(self, memory: Returned) -> str:
+        name = f"back_{memory.index}"
+        if name not in self.indices:
+            self.indices.add(name)
+            text = f"tl.load({memory.index} + r + {memory.first}, mask=live, other={memory.total})"
+            self.say(f"{name} = {text}.to(tl.int64)")
+        return name
+
+    def _bag(self, memory: Bag, column: int, one: bool, dtype: torch.dtype | None) -> str:
+        """A sum over a segment, in order: as many turns as the longest segment of the tile has rows."""
+        start = f"at_{memory.bounds}{memory.index}"
+        if start not in self.indices:
+            self.indices.add(start)
+            first = f" + {memory.first}" if memory.first else ""
+            self.say(f"{start} = tl.load({memory.bounds} + r{first}, mask=live, other=0)")
+            self.say(f"many_{start} = tl.load({memory.bounds} + r{first} + 1, mask=live, other=0) - {start}")
+            self.say(f"most_{start} = tl.max(many_{start}, 0)")
+        name = self.fresh_name()
+        wide = f"({self.tile.rows}, {1 if one else self.tile.columns})"
+        self.say(f"{name} = tl.zeros({wide}, {'tl.float32' if dtype in HALVES else TYPES[dtype or torch.float32]})")
+        self.say("place = 0")
+        self.say(f"while place < most_{start}:")
+        self.say(f"    here = live & (place < many_{start})")
+        at = f"{start} + place"
+        if memory.index:
+            self.say(f"    which = tl.load({memory.index} + {at}, mask=here, other=0).to(tl.int64)")
+        else:
+            self.say(f"    which = ({at}).to(tl.int64)")
+        mask = "here[:, None]" if one or self.whole_units else "here[:, None] & real[None, :]"
+        row = memory.row.replace("r", "which", 1)
+        self.say(f"    {name} += {self._at(memory, row, column, one, mask, dtype)}")
+        self.say("    place += 1")
+        return name if dtype not in HALVES else self._round(name, dtype)
+
+    def _round(self, name: str, dtype: torch.dtype | None) -> str:
+        self.say(f"{name} = {rounded(name, dtype)}")
+        return name
+
+    def _collected(self, memory: Collected, part: Part, dtype: torch.dtype | None) -> str:
+        found = [self._load_from(one, part, dtype) for one in (memory.outside, *memory.inner) if one is not None]
+        name = self.fresh_name()
+        shape = f"({self.tile.rows}, {1 if part.one else self.tile.columns})"
+        total = " + ".join(found) or f"tl.zeros({shape}, {TYPES[dtype or torch.float32]})"
+        self.say(f"{name} = {rounded(total, dtype)}")
+        return name
+
+    # Operations that mix columns or rows: their operands lie in memory.
+
+    def _product(self, value: Value) -> list[str]:
+        rows, matrix = value.args
+        weight = self.weights.get(id(matrix))
+        if weight is None or not row_width(rows):
+            raise NotExpressible(f"{tells(value)} of two tensors of rows")
+        count = self.units.count(value)
+        if not count:
+            raise NotExpressible(f"{tells(value)} with a single column")
+        kept = "tl.float64" if value.dtype is torch.float64 else "tl.float32"
+        totals = [self.fresh_name("a") for _ in range(count)]
+        for total in totals:
+            self.say(f"{total} = tl.zeros(({self.tile.rows}, {self.tile.columns}), {kept})")
+        start = 0
+        for first, length in self._stretches(self.units.parts(rows, self.units.count(rows))):
+            self._stretch(first, length, start, weight, totals, kept)
+            start += length
+        return [self._round(total, value.dtype) for total in totals]
+
+    def _stretches(self, parts: list[Part]) -> list[tuple[Part, int]]:
+        """Parts that lie side by side in memory, as one: (first part, how many numbers)."""
+        found: list[tuple[Part, int]] = []
+        width = self.units.width
+        for part in parts:
+            if part.one:
+                raise NotExpressible("a product with single numbers")
+            if found:
+                first, length = found[-1]
+                memory = self.memory[part.key]
+                whole = memory.width // width if isinstance(memory, Gathered) else 0
+                if part.key == first.key and part.at == first.at + length // width and not (whole and part.at % whole == 0):
+                    found[-1] = first, length + width
+                    continue
+            found.append((part, width))
+        return found
+
+    def _stretch(self, first: Part, length: int, start: int, weight: Weight, totals: list[str], kept: str) -> None:
+        memory = self.memory.get(first.key)
+        if memory is None or isinstance(memory, Bag | Collected | Returned) or not memory.row:
+            raise NotExpressible("a product with rows that are in no memory")
+        column = first.at * self.units.width
+        self._index(memory, column)
+        row, inside = memory.row_of(column)
+        inner = min(self.tile.inner, max(16, 1 << (length - 1).bit_length()))
+        ragged = length % inner != 0
+        self.say(f"for k in range(0, {length}, {inner}):")
+        self.say(f"    kk = k + tl.arange(0, {inner})")
+        mask = "live[:, None]" + (f" & (kk < {length})[None, :]" if ragged else "")
+        past = ', cache_modifier=".cg"' if memory.fresh else ""
+        where = f"{memory.pointer} + ({row})[:, None] * {memory.width} + ({inside} + kk)[None, :]"
+        self.say(f"    rows = tl.load({where}, mask={mask}, other=0{past})")
+        masks = [f"(kk < {length})[:, None]"] * ragged + ["real[None, :]"] * (not self.whole_units)
+        mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        along, across = weight.strides
+        for unit, total in enumerate(totals):
+            down = f"(kk + {start})[:, None] * {along}"
+            aside = f"(col + {unit * self.units.width})[None, :] * {across}"
+            self.say(f"    weight = tl.load({weight.pointer} + {down} + {aside}{mask})")
+            how = f'input_precision="{self.tile.precision}", out_dtype={kept}'
+            self.say(f"    {total} = tl.dot(rows, weight, {total}, {how})")
+
+    def _segments(self, value: Value) -> list[str]:
+        """The sum over each vertex's edges of something that lies in memory."""
+        count = self.units.count(value)
+        found = []
+        for part in self.units.parts(value.args[0], count):
+            memory = self.memory.get(part.key)
+            if memory is None or isinstance(memory, Bag | Collected | Returned):
+                raise NotExpressible(f"{tells(value)} of rows that are in no memory")
+            index = memory.index if isinstance(memory, Gathered) else ""
+            row = "r" if index else memory.row
+            bag = Bag(memory.pointer, memory.width, row, memory.fresh, index, self.prefix + "bounds")
+            found.append(self._load_from(bag, part, value.dtype))
+        return found
+
+    def _spread(self, value: Value) -> list[str]:
+        """Each edge's vertex: rows of something that lies in memory."""
+        if value.args[1] != 0 or value.rows is None or value.rows.kind != "e":
+            raise NotExpressible(tells(value))
+        count = self.units.count(value)
+        if "owner" not in self.indices:
+            self.indices.add("owner")
+            self.say(f"owner = tl.load({self.prefix}owners + r, mask=live, other=0).to(tl.int64)")
+        found = []
+        for part in self.units.parts(value.args[0], count):
+            memory = self.memory.get(part.key)
+            if memory is None or type(memory) is not Memory or not memory.row:
+                raise NotExpressible(f"{tells(value)} of rows that are in no memory")
+            row = memory.row.replace("r", "owner", 1)
+            found.append(self._load_from(Memory(memory.pointer, memory.width, row, memory.fresh), part, value.dtype))
+        return found

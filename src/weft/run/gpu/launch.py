@@ -1,0 +1,91 @@
+"""Loading generated kernels and launching them with little work on the host.
+
+Triton's own launcher looks at every argument at every launch. Here that happens once for each way in which arguments can differ
+(alignment of pointers), and the compiled kernel is launched directly after that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels on the CPU, one operation at a time."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+def usable(device: torch.device) -> bool:
+    """Whether generated kernels can run on a device."""
+    return has_triton() and (device.type == "cuda" or (device.type == "cpu" and interpreted()))
+
+
+class Kernel:
+    """One generated kernel. The last parameters, `constants`, are compile-time numbers."""
+
+    def __init__(self, source: str, name: str, warps: int = 4, stages: int = 3, cooperative: bool = False) -> None:
+        self.source = source
+        self.function = _load(source, name)
+        self.options = {"num_warps": warps, "num_stages": stages}
+        if cooperative and not interpreted():
+            self.options["launch_cooperative_grid"] = True
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+
+    def launch(self, programs: int, device: torch.device, arguments: Sequence[Any], constants: tuple[Any, ...] = ()) -> None:
+        """Run on `programs` programs. Numbers among the arguments must not be compile-time constants in disguise."""
+        if not programs:
+            return
+        if interpreted():
+            self.function[(programs,)](*arguments, *constants)
+            return
+        pointers = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+        aligned = all(isinstance(a, int) or p % 16 == 0 for a, p in zip(arguments, pointers, strict=True))
+        key = (device.index, aligned, constants)
+        compiled = self.compiled.get(key)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        if compiled is None:
+            with torch.cuda.device(device):
+                self.compiled[key] = self._compile(arguments, constants, aligned)
+                compiled = self.compiled[key]
+        compiled.run(
+            programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *pointers, *constants
+        )
+
+    def _compile(self, arguments: Sequence[Any], constants: tuple[Any, ...], aligned: bool) -> Any:
+        """Compile without looking at the values of numbers, and at the alignment of pointers only as a whole."""
+        from triton.runtime.jit import MockTensor
+
+        given = [MockTensor(a.dtype, list(a.shape)) if isinstance(a, Tensor) else a for a in arguments]
+        for one in given:
+            if not aligned and isinstance(one, MockTensor):
+                one.data_ptr = lambda: 1
+        compiled = self.function.warmup(*given, *constants, grid=(1,), **self.options)
+        compiled = compiled.result() if hasattr(compiled, "result") else compiled
+        compiled._init_handles()
+        return compiled
+
+
+_loaded: dict[str, Any] = {}
+
+
+def _load(source: str, name: str) -> Any:
+    key = hashlib.sha256(source.encode()).hexdigest()[:16]
+    if (found := _loaded.get(key + name)) is None:
+        file = f"<weft kernel {key}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        space: dict[str, Any] = {"__name__": f"weft_kernel_{key}"}
+        exec(compile(source, file, "exec"), space)
+        found = _loaded[key + name] = space[name]
+    return found

@@ -1,0 +1,169 @@
+"""Pointwise operations of a piece as fused kernels; products and gathers stay with the library.
+
+    phase 0    pointwise operations on what the piece is given          one kernel
+    phase 1    a product of these; pointwise operations on the result   one kernel
+    ...
+
+The kernel of a phase reads each operand once and writes what others need straight to its place, an arena's rows among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from weft.graph.tape import Value, operands
+from weft.run.emit import Code, Emitter
+from weft.run.gpu.formulas import JOINS, PRELUDE, has_formula
+from weft.run.gpu.job import Job, Tile
+from weft.run.gpu.launch import Kernel
+from weft.run.gpu.memory import Memory
+from weft.run.gpu.units import NotExpressible, Units
+from weft.run.rowview import cuts_rows, place_of, row_width
+from weft.run.split import Piece
+from weft.run.views import bases
+
+
+def emit_triton(piece: Piece, stores: Iterable[Value], leave_out: Iterable[Value] = ()) -> Code | None:
+    """The piece with its pointwise operations fused; None where nothing can be fused."""
+    emitter = _TritonEmitter(piece, tuple(stores), tuple(leave_out))
+    return emitter.code() if emitter.fusable else None
+
+
+def fuses(value: Value) -> bool:
+    """Whether an operation can be part of a kernel."""
+    if value.rows is None or not row_width(value):
+        return False
+    if value.target in JOINS:
+        dim = value.args[1] if len(value.args) > 1 else 0
+        return cuts_rows(value, dim) and all(_readable(one, value) for one in value.args[0])
+    if not has_formula(value):
+        return False
+    return all(_readable(arg, value) if isinstance(arg, Value) else isinstance(arg, int | float) for arg in value.args)
+
+
+def _readable(operand: Value, value: Value) -> bool:
+    if operand.constant is not None:
+        return operand.constant.numel() == 1
+    return place_of(operand) is not None and (operand.rows is None or operand.rows == value.rows)
+
+
+class _TritonEmitter(Emitter):
+    def __init__(self, piece: Piece, stores: tuple[Value, ...], leave_out: tuple[Value, ...]) -> None:
+        super().__init__(piece, stores, True, leave_out)
+        self.fusable = {id(value) for value in self.piece.values if fuses(value)}
+        self.runs = self._runs()
+
+    def _plan_joins(self) -> None:
+        """Kernels write the parts of a join in place themselves."""
+
+    def _runs(self) -> list[tuple[int, str, list[Value]]]:
+        """Which values share a kernel: (phase, kind of rows, values)."""
+        while True:
+            phase = self._phases()
+            found: dict[tuple[int, str], list[Value]] = {}
+            for value in self.piece.values:
+                if id(value) in self.fusable and value.rows is not None:
+                    found.setdefault((phase[id(value)], value.rows.kind), []).append(value)
+            bad = next((run for run in found.values() if not _expressible(run)), None)
+            if bad is None:
+                return [(number, kind, run) for (number, kind), run in found.items()]
+            self.fusable -= {id(value) for value in bad}
+
+    def _phases(self) -> dict[int, int]:
+        """How many library operations lie, one behind the other, before each value."""
+        phase: dict[int, int] = {}
+        for value in self.piece.values:
+            before = [phase.get(id(base), 0) for operand in operands(value) for base in bases(operand)]
+            phase[id(value)] = max(before, default=0) + (id(value) not in self.fusable)
+        return phase
+
+    def body(self) -> None:
+        phase = self._phases()
+        for number in range(max(phase.values(), default=0) + 1):
+            for value in self.piece.values:
+                if phase[id(value)] == number and id(value) not in self.fusable:
+                    self._ensure(value)
+            for at, kind, run in self.runs:
+                if at == number:
+                    self._kernel(run, kind)
+
+    def _kernel(self, run: list[Value], kind: str) -> None:
+        inside = {id(value) for value in run}
+        outward = [value for value in run if self._leaves(value, inside)]
+        for value in outward:
+            self.lines.append(f"{self.name(value)} = {self.destination.get(id(value)) or self._new(value)}")
+        inputs = {}
+        for value in run:
+            for operand in operands(value):
+                place = place_of(operand)
+                if place is not None and operand.constant is None and id(place.base) not in inside:
+                    inputs[id(place.base)] = place.base
+        for base in inputs.values():
+            self._ensure(base)
+            if id(base) not in self.checked:
+                self.checked.add(id(base))
+                self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
+        self.made.update(inside)
+        name = f"kernel{sum(key.startswith('kernel') for key in self.space)}"
+        self.space[name] = fused(run, list(inputs.values()), outward)
+        arguments = ", ".join(self.name(value) for value in [*inputs.values(), *outward])
+        self.lines.append(f"{name}({kind}, {arguments})")
+
+    def _leaves(self, value: Value, inside: set[int]) -> bool:
+        """Whether anything outside the kernel reads a value."""
+        if id(value) in self.kept:
+            return True
+        readers = [reader for reader in self.piece.values if id(reader) not in inside]
+        return any(id(base) == id(value) for reader in readers for operand in operands(reader) for base in bases(operand))
+
+
+def _expressible(run: list[Value]) -> bool:
+    try:
+        units = Units(run, run)
+        for value in run:
+            if value.target in JOINS:
+                units.joined(value)
+            else:
+                for arg in value.args:
+                    if isinstance(arg, Value) and arg.constant is None:
+                        units.parts(arg, units.count(value))
+    except NotExpressible:
+        return False
+    return True
+
+
+def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Callable[..., None]:
+    """A function `(rows, inputs..., outputs...)` that computes a run of pointwise operations."""
+    units = Units(run, outputs)
+    columns = min(64, max(1, 1 << (units.width - 1).bit_length()))
+    tile = Tile(rows=max(1, 1024 // columns), columns=columns)
+    names = [f"p{i}" for i in range(len(inputs) + len(outputs))]
+    memory = {
+        id(value): Memory(name, row_width(value) or 1, "r" if value.rows is not None else "")
+        for name, value in zip(names, [*inputs, *outputs], strict=True)
+    }
+    job = Job(units, tile, memory, {}, frozenset(id(value) for value in outputs))
+    job.opening()
+    for value in run:
+        if value.target not in JOINS or id(value) in job.stored:
+            job.compute(value)
+    across = -(-units.width // columns)
+    lines = [
+        f"def piece(n, {', '.join(names)}):",
+        "    tile = tl.program_id(0)",
+        f"    column = tile % {across}",
+        f"    r = (tile // {across}) * {tile.rows} + tl.arange(0, {tile.rows})",
+        "    live = r < n",
+        "    r = r.to(tl.int64)",
+        *(f"    {line}" for line in job.lines),
+    ]
+    source = PRELUDE + "\n\n@triton.jit(do_not_specialize=['n'])\n" + "\n".join(lines) + "\n"
+    kernel = Kernel(source, "piece")
+
+    def launch(rows: int, *tensors: Tensor) -> None:
+        kernel.launch(-(-rows // tile.rows) * across, tensors[0].device, (rows, *tensors))
+
+    launch.kernel = kernel  # type: ignore[attr-defined]
+    return launch
