@@ -79,7 +79,7 @@ def built(code: CellCode, key: Hashable, parts: Callable[[], list[Part]], backwa
             kept[key] = _build(parts(), backward)
         except NotExpressible as why:
             kept[key] = why
-            text = f"{code.name}: backend 'triton' runs its steps one by one, for no kernel can express {why}"
+            text = f"{why.cell or code.name}: backend 'triton' runs its steps one by one, for no kernel can express {why}"
             warnings.warn(text, FallbackWarning, stacklevel=2)
     return kept[key]
 
@@ -90,18 +90,29 @@ def _build(parts: list[Part], backward: bool) -> Sweep:
     widest = 1
     for part in parts:
         binding = part.binding
-        stages = Stages(part.piece, part.stores, binding.inputs, binding.outputs, binding.weights, binding.prefix)
-        dtypes = {value.dtype for value in part.piece.values if value.dtype is not None}
         shifts = {name: width + i for i, name in enumerate(binding.outputs_shifted.values())}
         width += len(shifts)
-        members.append(Member(stages, tile_for(stages.units.width, dtypes), shifts))
-        widest = max(widest, -(-stages.units.width // members[-1].tile.columns))
+        try:
+            member, stages = _member(part, shifts)
+        except NotExpressible as why:
+            why.cell = part.run.code.name
+            raise
+        members.append(member)
+        widest = max(widest, member.columns)
         parameters += [*binding.parameters, *(name for _, name in stages.scratch)]
         numbers += binding.numbers
         scratch.append(stages.scratch)
     text = sweep_text(members, parameters, numbers, backward, width)
     kernel = Kernel(text, "sweep", cooperative=True)
     return Sweep(kernel, [part.binding for part in parts], scratch, widest, backward, [part.piece for part in parts])
+
+
+def _member(part: Part, shifts: dict[str, int]) -> tuple[Member, Stages]:
+    binding = part.binding
+    stages = Stages(part.piece, part.stores, binding.inputs, binding.outputs, binding.weights, binding.prefix)
+    tile = tile_for(stages.units.width, {value.dtype for value in part.piece.values if value.dtype is not None})
+    jobs = [stages.jobs(stage, tile) for stage in range(stages.count)]
+    return Member(jobs, tile, -(-stages.units.width // tile.columns), shifts), stages
 
 
 def tile_for(width: int, dtypes: set[torch.dtype]) -> Tile:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from weft.run.gpu.formulas import PRELUDE
 from weft.run.gpu.job import Tile
-from weft.run.gpu.stages import Stages
 
 FIXED_COLUMNS = 5
 """Of the table of steps: first and last row, first and last edge, which type. Then one for each class that is written."""
@@ -53,10 +52,12 @@ def leave(counter, PROGRAMS: tl.constexpr):
 
 @dataclass(frozen=True)
 class Member:
-    """One type of the group: its stages, and the columns of the table that its text uses, by variable name."""
+    """One type of the group: the lines of each stage by kind of rows, how many tiles of columns there are, and the columns
+    of the table that its text uses, by variable name."""
 
-    stages: Stages
+    stages: list[dict[str, list[str]]]
     tile: Tile
+    columns: int
     shifts: dict[str, int]
 
 
@@ -89,10 +90,9 @@ def sweep_text(
 
 def _steps(member: Member, indent: str) -> list[str]:
     lines = [f"{indent}{name} = tl.load(line + {column})" for name, column in member.shifts.items()]
-    stages, tile = member.stages, member.tile
-    columns = -(-stages.units.width // tile.columns)
-    for stage in range(stages.count):
-        for kind, job in stages.jobs(stage, tile).items():
+    tile, columns = member.tile, member.columns
+    for stage in member.stages:
+        for kind, job in stage.items():
             lo, hi = ("lo", "hi") if kind == "n" else ("elo", "ehi")
             lines += [
                 f"{indent}tiles = tl.cdiv({hi} - {lo}, {tile.rows}) * {columns}",

@@ -28,6 +28,8 @@ MOST_UNITS = 16
 class NotExpressible(Exception):
     """An operation that the kernels cannot express; the text names it."""
 
+    cell = ""
+
 
 @dataclass(frozen=True)
 class Part:
