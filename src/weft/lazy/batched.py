@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import StructureError, TypeMismatch
+from weft.lazy.cached import CachedBatch, clear
 from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
@@ -58,8 +59,17 @@ class Batched:
             return self._nested(active.tape, count, items, kwargs)
         if not count:
             return self._empty()
-        batch = Recorder(self, count, items, kwargs)
-        return batch.run()
+        device = device_of(self.fn, items, count)
+        if self.cache is not None and self.cache is not False:
+            result = CachedBatch(self, count, items, kwargs, device).run()
+        else:
+            result = Recorder(self, count, items, kwargs, device).run()
+        _remember_empty(self.state, self.stack, result)
+        return result
+
+    def cache_clear(self) -> None:
+        """Forget the recordings that `cache=` has kept."""
+        clear(self.state)
 
     def _nested(self, tape: Tape, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any]) -> Any:
         """Inside another recording: the examples are recorded there, and batched with everything else."""
@@ -91,16 +101,15 @@ def _stacked_values(found: list[Any]) -> Any:
 class Recorder:
     """One call of a batched function: record, run, put the results together."""
 
-    def __init__(self, batched: Batched, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any]) -> None:
-        self.batched, self.count, self.items, self.kwargs = batched, count, items, kwargs
+    def __init__(
+        self, batched: Batched, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any], device: str
+    ) -> None:
+        self.batched, self.count, self.items, self.kwargs, self.device = batched, count, items, kwargs, device
         self.state = batched.state
-        self.device = device_of(batched.fn, items, count)
 
     def run(self) -> Any:
         outcomes, gathered = self.computed()
-        result = joined(outcomes, gathered, self.device) if self.batched.stack else separate(outcomes, gathered)
-        _remember_empty(self.state, self.batched.stack, result)
-        return result
+        return joined(outcomes, gathered, self.device) if self.batched.stack else separate(outcomes, gathered)
 
     def record(self) -> tuple[Fibers, list[Outcome]]:
         """Run the function for every example; flushes on the way are run."""

@@ -1,0 +1,212 @@
+"""`cache=`: the recording of each example is kept by a key, so that later epochs do not run the function at all."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from weft.errors import TraceError, TypeMismatch
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References
+from weft.lazy.chains import Recorded
+from weft.lazy.coarsen import Coarse, rewritten
+from weft.lazy.fibers import Fibers
+from weft.lazy.flush import name_example, recorded
+from weft.lazy.kinds import Kind
+from weft.lazy.nests import Structure, build
+from weft.lazy.results import Gathered, Outcome, joined, separate
+from weft.lazy.tape import Tape
+from weft.lazy.value import Value
+from weft.run.calls import run_calls, stacked
+
+if TYPE_CHECKING:
+    from weft.lazy.batched import Batched
+
+
+@dataclass(eq=False)
+class Kept:
+    """One example's recording and result. `refs` are the results that are values, in order; `leaves` hold the others."""
+
+    recorded: Recorded
+    structure: Structure
+    leaves: list[Any]
+    refs: References
+    kinds: tuple[Kind, ...]
+    version: int = -1
+    program: CallProgram | None = None
+    wanted: References = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def is_plain(self) -> bool:
+        return len(self.refs) == len(self.leaves)
+
+
+class CachedBatch:
+    """One call of a batched function whose examples' recordings are kept."""
+
+    def __init__(
+        self, batched: Batched, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any], device: str
+    ) -> None:
+        if kwargs:
+            raise TypeMismatch(
+                "cache=: keyword arguments are not part of the key; pass them as positional arguments or in a closure"
+            )
+        self.batched, self.count, self.items, self.device = batched, count, items, device
+        self.state = batched.state
+        self.joins = batched.granularity == "auto"
+
+    def run(self) -> Any:
+        kept = self._kept()
+        programs = self._programs(kept)
+        first = np.cumsum([0, *(program.num_calls for program in programs)])[:-1]
+        shifted = [example.wanted + (int(at) << OUTPUT_BITS) for example, at in zip(kept, first, strict=True)]
+        wanted = np.concatenate(shifted)
+        groups = run_calls(self.state.library, programs, wanted, self.batched.options) if len(wanted) else []
+        alike = all(example.structure == kept[0].structure and example.kinds == kept[0].kinds for example in kept)
+        if self.batched.stack and alike and all(example.is_plain for example in kept):
+            width = len(kept[0].refs)
+            rows = np.arange(len(kept), dtype=np.int32) * width
+            columns = [stacked(groups, rows + leaf) for leaf in range(width)]
+            return build(kept[0].structure, iter(columns))
+        return self._assembled(kept, wanted, groups)
+
+    def _assembled(self, kept: list[Kept], wanted: References, groups: Any) -> Any:
+        """Results of several kinds: leaf by leaf, as without a cache. References are places among the wanted ones."""
+        outcomes, at = [], 0
+        for example in kept:
+            leaves: list[Any] = []
+            kinds = iter(example.kinds)
+            for leaf in example.leaves:
+                if leaf is _VALUE:
+                    leaves.append(Value(None, at, next(kinds)))  # type: ignore[arg-type]
+                    at += 1
+                else:
+                    leaves.append(leaf)
+            outcomes.append(Outcome(example.structure, leaves))
+        gathered = Gathered(np.arange(len(wanted)), groups)
+        return joined(outcomes, gathered, self.device) if self.batched.stack else separate(outcomes, gathered)
+
+    def _programs(self, kept: list[Kept]) -> list[CallProgram]:
+        """The programs of all examples, from the blocks that are known now."""
+        with self.state.lock:
+            coarse = Coarse.of(self.state, self.joins)
+            for example in kept:
+                if example.version < 0:
+                    coarse.see(self.state, example.recorded, example.refs)
+            for example in kept:
+                if example.version != coarse.version:
+                    layout = coarse.see(self.state, example.recorded, example.refs)
+                    example.program, example.wanted, _ = rewritten(coarse, example.recorded, layout, example.refs)
+                    example.version = coarse.version
+        return [example.program for example in kept if example.program is not None]
+
+    def _kept(self) -> list[Kept]:
+        """Every example's recording; those that are not known yet are made now."""
+        ambient = Tape(self.state, self.batched.granularity, self.device)
+        common = (ambient.world, ambient.ambient_grad, self.device, self.joins, _modes(self.batched.fn))
+        store: dict[Hashable, Kept] = self.state.kept.setdefault("cache", {})
+        found = []
+        for example in range(self.count):
+            given = [item(example) for item in self.items]
+            key = (*common, self._key(given, example))
+            kept = store.get(key)
+            if kept is None:
+                kept = store[key] = self._record(example, given)
+            found.append(kept)
+        return found
+
+    def _key(self, given: list[Any], example: int) -> Hashable:
+        chosen = given if self.batched.cache is True else self.batched.cache(*given)
+        try:
+            return marshal.dumps(chosen, 2)  # in C, and it tells 1 from 1.0 and True
+        except ValueError:
+            pass
+        key = (tuple(chosen) if self.batched.cache is True else chosen, _types(chosen), tuple(map(type, given)))
+        try:
+            hash(key)
+        except TypeError as error:
+            problem = TypeMismatch(
+                "cache=True: an example is not hashable; pass cache=key_fn, a function from an example to a key"
+            )
+            name_example(problem, example)
+            raise problem from error
+        return key
+
+    def _record(self, example: int, given: list[Any]) -> Kept:
+        tape = Tape(self.state, self.batched.granularity, self.device)
+        fn = self.batched.fn
+        fibers = _Once(tape, 1, lambda _: Outcome.of(fn(*given)), self.batched.options)
+        fibers.number = example
+        try:
+            outcome: Outcome = fibers.run()[0]
+            self._check(tape, outcome)
+            made = recorded(tape)
+        except BaseException as error:
+            if example:
+                _rename(error, example)
+            raise
+        values = [leaf for leaf in outcome.leaves if leaf.__class__ is Value]
+        tape.ended, tape.fast, tape.quick = "done", {}, {}
+        leaves = [_VALUE if leaf.__class__ is Value else leaf for leaf in outcome.leaves]
+        refs = np.array([value._ref for value in values], np.int64)
+        return Kept(made, outcome.structure, leaves, refs, tuple(value._kind for value in values))
+
+    def _check(self, tape: Tape, outcome: Outcome) -> None:
+        fed = [row for rows in tape.data.values() for row in rows]
+        for tensor in (*fed, *outcome.leaves):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                raise TraceError(
+                    "cache=: an example's own tensor requires gradients, and a kept recording would hold its old graph; keep "
+                    "what is trained in the model, or call without cache"
+                )
+
+
+class _KeptValue:
+    """Where a value stands in a kept result."""
+
+
+_VALUE = _KeptValue()
+
+
+class _Once(Fibers):
+    """One example that must not ask for numbers."""
+
+    number = 0
+
+    def need(self, value: Value) -> None:
+        raise TraceError(
+            "cache=: the code asked for the number in a Value (bool, float, int, item or tolist); what it does next would "
+            "depend on numbers that change from epoch to epoch, so its recording cannot be kept: call without cache"
+        )
+
+    def sync(self, name: str) -> None:
+        """Nothing to wait for: every example is recorded to its end."""
+
+
+def _rename(error: BaseException, example: int) -> None:
+    notes = getattr(error, "__notes__", [])
+    if "in example 0" in notes:
+        notes[notes.index("in example 0")] = f"in example {example}"
+
+
+def _modes(fn: Any) -> tuple[bool, ...]:
+    holder = getattr(fn, "__self__", fn)
+    return tuple(module.training for module in holder.modules()) if isinstance(holder, nn.Module) else ()
+
+
+def _types(nest: Any) -> Any:
+    """The types in a nest, level by level: equal keys of different types are different examples."""
+    found, level = [], [nest]
+    while level:
+        found.append(tuple(map(type, level)))
+        level = [part for item in level if isinstance(item, list | tuple) for part in item]
+    return tuple(found)
+
+
+def clear(state: Any) -> None:
+    """Forget all kept recordings."""
+    state.kept.pop("cache", None)
