@@ -11,7 +11,7 @@ from torch import nn
 
 import weft
 from weft import cc
-from weft.run import native, parallel
+from weft.run import kernel, native, parallel, spare
 from weft.run.ctext import PRELUDE
 from weft.testing import assert_equivalent, random_structure
 
@@ -112,3 +112,135 @@ def test_inputs_of_any_layout_are_read_right() -> None:
         expected = model(graph, x, backend="reference")
         for got, wanted in zip(model(graph, x), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+class Pair(weft.VertexFunction):
+    """Slots, of which one state is only read number by number: kernels find it through the index."""
+
+    def __init__(self, d: int = 5, push: bool = True, rate: float = 0.0) -> None:
+        super().__init__(state={"h": (d,), "c": (d,)})
+        self.w, self.x, self.push = nn.Linear(2 * d, 4 * d), nn.Linear(3, d), push
+        self.drop = nn.Dropout(rate)
+
+    def forward(self, v: Any) -> None:
+        left, right = v.gather(0), v.gather(1)
+        i, f, g, o = self.w(torch.cat([left["h"], right["h"]])).chunk(4)
+        c = i.sigmoid() * g.tanh() + f.sigmoid() * (left["c"] - right["c"]) + self.x(v.pull())
+        h = self.drop(o.sigmoid() * c.tanh())
+        v.scatter(h=h, c=c)
+        v.push(h if self.push else c * 2)
+
+
+def shapes() -> dict[str, weft.Graph]:
+    """No vertex, one, two, a tree of 63, empty slots, and one state read by several."""
+    return {
+        "none": weft.Graph([]),
+        "one": weft.Graph([[]]),
+        "two": weft.Graph([[], [0]]),
+        "63": weft.Graph.full_binary_tree(32),
+        "holes": weft.Graph([[-1, -1], [-1, 0], [0, -1], [1, 2]]),
+        "shared": weft.Graph([[], [0, 0], [0, 1], [1, 2], [2, 0]]),
+        "grid": weft.Graph.grid(4, 5),
+    }
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory with unknown contents holds NaN, and a little of it is kept for the next time."""
+    empty = torch.empty
+
+    def nan(*args: Any, **options: Any) -> torch.Tensor:
+        made = empty(*args, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", nan)
+    monkeypatch.setattr(spare, "LEAST", 1)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("push", [True, False])
+@pytest.mark.parametrize("shape", shapes())
+def test_states_are_gathered_and_gradients_collected_inside_kernels(shape: str, push: bool) -> None:
+    graph, model = shapes()[shape], Pair(push=push).double()
+    x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
+    for _ in range(2):
+        assert_equivalent(model, graph, x, policies=["auto"])
+    assert "rows_of_slots_c" in sources(model) or graph.num_vertices <= 2  # no state is read by one that is read
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 8, 15, 16, 17, 33])
+def test_rows_of_any_width_are_computed_right(d: int) -> None:
+    model, graph = Pair(d).double(), weft.Graph.full_binary_tree(9)
+    assert_equivalent(model, graph, torch.randn(graph.num_vertices, 3, dtype=torch.float64), policies=["auto"])
+    single, x = Pair(d), torch.randn(graph.num_vertices, 3)
+    torch.testing.assert_close(single(graph, x), single(graph, x, backend="reference"), rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_call_gives_the_same_bits_with_dropout_too() -> None:
+    model, graph = Pair(rate=0.4), weft.Graph.batch([random_structure(seed, "tree", size=20) for seed in range(5)])
+    x = torch.randn(graph.num_vertices, 3)
+
+    def results() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        out = model(graph, x)
+        out.square().sum().backward()
+        return [out.detach(), *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)]
+
+    first, second = results(), results()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert bool((first[0] == 0).any()) and not bool((first[0] == 0).all())
+
+
+def test_other_precisions_run_as_torch_calls() -> None:
+    model, graph = Pair().bfloat16(), weft.Graph.full_binary_tree(4)
+    x = torch.randn(graph.num_vertices, 3, dtype=torch.bfloat16)
+    torch.testing.assert_close(model(graph, x), model(graph, x, backend="reference"), rtol=0.05, atol=0.05)
+    assert "kernel0(" not in sources(model)
+
+
+def test_rows_that_are_cut_too_often_run_as_torch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MOST_SEGMENTS", 3)
+    model, graph = Pair().double(), weft.Graph.full_binary_tree(4)
+    assert_equivalent(model, graph, torch.randn(graph.num_vertices, 3, dtype=torch.float64), policies=["auto"])
+    assert "rows_of_slots_c" not in sources(model)
+
+
+class HandsOn(weft.VertexFunction):
+    """The gradient of what is fed is that of the state as it is: it leaves the engine."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": (4,)})
+        self.w = nn.Linear(4, 4)
+
+    def forward(self, v: Any) -> None:
+        h = v.pull() + self.w(v.gather().sum("h")).tanh()
+        v.scatter(h=h)
+        v.push(h)
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_memory_that_left_the_engine_is_not_used_again() -> None:
+    model, graph = HandsOn().double(), weft.Graph.batch([random_structure(seed, "tree", size=9) for seed in range(3)])
+    x = torch.randn(graph.num_vertices, 4, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(graph.num_vertices, 4, dtype=torch.float64) for _ in range(3)]
+    kept = [torch.autograd.grad((model(graph, x) * weight).sum(), [x, *model.parameters()]) for weight in weights]
+    for weight, gradients in zip(weights, kept, strict=True):
+        expected = torch.autograd.grad((model(graph, x, backend="reference") * weight).sum(), [x, *model.parameters()])
+        for got, wanted in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_spare_memory_is_handed_out_once_and_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "LEAST", 64)
+    monkeypatch.setattr(spare, "MOST", 1024)
+    memory = spare.Spare()
+    first = memory.take((4, 8), torch.float32)
+    memory.give_back([first], [])
+    again, other = memory.take((30,), torch.float32), memory.take((30,), torch.float32)
+    assert again.data_ptr() == first.data_ptr() != other.data_ptr()
+    memory.give_back([again, other], [other[3:]])
+    assert memory.take((30,), torch.float32).data_ptr() == first.data_ptr()
+    assert memory.take((30,), torch.float32).data_ptr() != other.data_ptr()
+    memory.give_back([torch.empty(100), torch.empty(110), torch.empty(120)], [])
+    assert sum(buffer.numel() for buffer in memory._buffers) <= 1024

@@ -25,6 +25,7 @@ from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.sweep import by_one_kernel
 from weft.run.indices import BackIndex
 from weft.run.somerows import SomeRows
+from weft.run.spare import Spare
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
 
@@ -43,6 +44,8 @@ class Backward:
         self.present: dict[int, frozenset[Name]] = {}
         self.gradients: dict[tuple[int, Name], Tensor] = {}
         """Gradients of captured and fed tensors, by (type, input name)."""
+        self.taken: list[tuple[Spare, Tensor]] = []
+        """Memory that other backward passes may have afterwards."""
         self.feeds: dict[tuple[int, Name, int], list[tuple[TypeRun, Read, Name, BackIndex]]] = {}
 
     def run(self) -> None:
@@ -60,6 +63,15 @@ class Backward:
                 self._whole(self.runs[type], "sums")
             for type in group.types:
                 self._collect(self.runs[type])
+        for spare, tensor in self.taken:
+            spare.give_back([tensor], self.gradients.values())
+
+    def _empty(self, run: TypeRun, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+        """Memory for gradients that stay inside."""
+        assert dtype is not None
+        tensor = run.code.spare.take(shape, dtype, run.indices.device)
+        self.taken.append((run.code.spare, tensor))
+        return tensor
 
     def _reached(self, number: int, group: Group) -> set[int]:
         """The types of a group to which some gradient comes at all: from outside, or from others that one comes to."""
@@ -226,7 +238,7 @@ class Backward:
                 shape = value.shape or ()
                 rows = run.rows * read.width if kind == "slots" else run.rows if kind == "sum" else run.edges
                 tail = [size for size in shape[2 if kind == "slots" else 1 :] if isinstance(size, int)]
-                room = torch.empty((rows + 1, *tail), dtype=value.dtype, device=run.indices.device)
+                room = self._empty(run, (rows + 1, *tail), value.dtype)
                 room[-1:].zero_()
                 self.returned[run.type, read.port, name] = rooms[value.name] = room
                 known = run.store.get(value.name)
@@ -243,7 +255,7 @@ class Backward:
             sources += self._taken(number, run, value, cut, code)
         for value in code.stores:
             if value.name not in run.store:
-                run.store[value.name] = run.empty(value)
+                run.store[value.name] = self._empty(run, run.shape(value), value.dtype)
             sources.append(addresses(run, value) if value.name in code.addresses else run.column(value))
         sources += run.tail()
         for first, last in reversed(list(blocks(len(run.cuts)))):

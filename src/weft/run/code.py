@@ -11,6 +11,7 @@ from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit, needed_part
 from weft.run.gpu.pointwise import emit_triton
 from weft.run.native import addressed, emit_native
+from weft.run.spare import Spare
 from weft.run.split import PER_STEP, Split, split
 
 
@@ -34,6 +35,7 @@ class CellCode:
 
     def __init__(self, tape: Tape, role: Role, name: str = "cell") -> None:
         self.tape, self.role, self.name = tape, role, name
+        self.spare = Spare()
         self.input_name: dict[str, Name] = {value.name: name for name, value in tape.inputs.items()}
         self._without_return: dict[frozenset[Name], Code] = {}
         self._by_cotangents: dict[frozenset[Name], tuple[Split, dict[str, Code]]] = {}
@@ -70,7 +72,8 @@ class CellCode:
             exchanged = [value for name, value in cut.outputs.items() if name in self.role.exchanged]
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
         if self.role.backend == "native":
-            return emit_native(piece, stores, (), per_step, self._through_index(cut)) or emit(piece, stores)
+            spare = None if per_step else self.spare
+            return emit_native(piece, stores, (), per_step, self._through_index(cut), spare) or emit(piece, stores)
         if self.role.backend == "triton":
             return emit_triton(piece, stores) or emit(piece, stores)
         code = emit(piece, stores)

@@ -127,6 +127,7 @@ class Emitter:
         for value in returns:
             self._ensure(value)
             results.append(self.name(value))
+        self.finish(results)
         takes, into = self.parameters
         parameters = [name for value in takes for name in self.parameter(value)]
         parameters += [*(f"to_{self.name(value)}" for value in into), "n", "e", "bounds", "records"]
@@ -142,6 +143,9 @@ class Emitter:
     def body(self) -> None:
         for value in self.piece.values:
             self._ensure(value)
+
+    def finish(self, results: list[str]) -> None:
+        """What is left to do when all results are known."""
 
     def _new(self, value: Value) -> str:
         """Memory for a value, on the device of something that the piece is given."""

@@ -3,7 +3,10 @@
 Rows are cut where any operation begins or ends to read another: four gates joined in one row, of which each is then used on
 its own, are four segments of equal width. Operations on segments of equal width share one inner loop and hand on their
 numbers in registers, joins and slices included. Only what is read in another arrangement than it was computed in (a single
-number for a whole row, another width) is put in memory first and read by a later loop.
+number for a whole row, another width) is put in memory first and read by a later loop; what goes to memory anyway is not cut.
+
+Memory likes one stream of numbers better than several: a row that is computed in several segments at once is put together
+beside and then copied to its place.
 
 A row of 150 numbers is nine vectors of 16 and a rest of six. The rest is computed as a tenth vector that overlaps the ninth:
 computing a number twice is much cheaper than computing it alone.
@@ -108,6 +111,7 @@ class _Kernel:
         self.loop_of: dict[tuple[int, int], int] = {}
         self.loops = self._loops()
         self.stored = self._stored()
+        self.beside = {key for key in self.outward if len(self.cuts[key]) > 2}
 
     # Where rows are cut.
 
@@ -124,7 +128,7 @@ class _Kernel:
             for value, base, shift, first, last in links:
                 mine, theirs = cuts[id(value)], cuts[id(base)]
                 mine |= {cut - shift for cut in theirs if first <= cut - shift <= last}
-                if id(base) in self.inside:
+                if id(base) in self.inside and (base.target in JOINS or id(base) not in self.outward):
                     theirs |= {cut + shift for cut in mine if first <= cut <= last}
             changed = sum(map(len, cuts.values())) != before
             if sum(len(cuts[id(value)]) for value in self.run) > MOST_SEGMENTS:
@@ -193,12 +197,14 @@ class _Kernel:
         assert dtype is not None
         lines = [f"void weft_piece(long first, long last, {', '.join(self._parameters())}) {{"]
         kept = [value for value in self.run if id(value) in self.stored and id(value) not in self.outward]
-        lines += [f"  real r{self.number[id(value)]}[{row_width(value)}];" for value in kept]
+        kept += [value for value in self.outputs if id(value) in self.beside]
+        lines += [f"  real r{self.number[id(value)]}[{row_width(value)}] __attribute__((aligned(64)));" for value in kept]
         lines.append("  for (long i = first; i < last; i++) {")
         for value in [*(one.value for one in self.inputs), *self.outputs]:
             lines += self._row(value)
         for number, loop in enumerate(self.loops):
             lines += self._loop(number, loop, LANES[dtype])
+        lines += [self._copy(value) for value in self.outputs if id(value) in self.beside]
         return PRELUDE[dtype] + "\n".join([*lines, "  }", "}"]) + "\n"
 
     def _parameters(self) -> Iterator[str]:
@@ -214,6 +220,8 @@ class _Kernel:
     def _row(self, value: Value) -> Iterator[str]:
         """Where the row that is computed or read begins; for an indexed input, where each of its slots does."""
         at, width, slots = self.number[id(value)], row_width(value) or 0, self.slots.get(id(value), 0)
+        if id(value) in self.beside:
+            return
         if slots:
             for slot in range(slots):
                 yield f"    const real *restrict r{at}_{slot} = P{at} + (long)I{at}[i * {slots} + {slot}] * {width // slots};"
@@ -222,6 +230,10 @@ class _Kernel:
             yield f"    {const}real *restrict r{at} = P{at}{f' + i * {width}' if value.rows is not None else ''};"
         if id(value) in self.plus:
             yield f"    const real *restrict o{at} = O{at} + i * S{at};"
+
+    def _copy(self, value: Value) -> str:
+        at, width = self.number[id(value)], row_width(value)
+        return f"    __builtin_memcpy(P{at} + i * {width}, r{at}, {width} * sizeof(real));"
 
     def _loop(self, number: int, loop: _Loop, lanes: int) -> Iterator[str]:
         width = loop.width

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from weft.cc import build, compiler
 from weft.graph.tape import Value, operands
 from weft.run.ctext import JOINS, PRELUDE, has_formula
@@ -25,6 +27,7 @@ from weft.run.emit import Code, Emitter
 from weft.run.kernel import Input, TooManySegments, kernel_text
 from weft.run.parallel import over_rows
 from weft.run.rowview import place_of, row_width
+from weft.run.spare import Spare
 from weft.run.split import Piece
 from weft.run.views import bases
 
@@ -38,12 +41,14 @@ def emit_native(
     leave_out: Iterable[Value] = (),
     by_address: bool = False,
     through_index: Mapping[str, int] | None = None,
+    spare: Spare | None = None,
 ) -> Code | None:
     """The piece with its pointwise operations fused; None where nothing can be fused.
 
     With `by_address`, what only kernels touch is given as an address. Values named in `through_index` are then given as two:
     each of their rows is so many rows of other memory, which the kernels find through an index. Where that number is 0 it is
     one row, to which a row of a further tensor is added: its address and how far apart its rows are follow.
+    What is only needed inside the piece borrows its memory from `spare`.
     """
     path = compiler()
     if path is None:
@@ -51,7 +56,7 @@ def emit_native(
     stores = tuple(stores)
     addresses = addressed(piece, stores) if by_address else set()
     indexed = {name: slots for name, slots in (through_index or {}).items() if name in addresses}
-    emitter = _NativeEmitter(piece, stores, tuple(leave_out), path, addresses - indexed.keys(), indexed)
+    emitter = _NativeEmitter(piece, stores, tuple(leave_out), path, addresses - indexed.keys(), indexed, spare)
     try:
         return emitter.native_code() if emitter.fusable else None
     except (OSError, subprocess.SubprocessError, TooManySegments):
@@ -105,8 +110,10 @@ class _NativeEmitter(Emitter):
         path: str,
         addresses: set[str],
         indexed: dict[str, int],
+        spare: Spare | None,
     ) -> None:
         super().__init__(piece, stores, True, leave_out)
+        self.spare, self.borrowed = spare, list[str]()
         self.path, self.addresses, self.indexed = path, addresses, indexed
         self.fusable = {id(value) for value in self.piece.values if fuses(value)}
         self.kernels = 0
@@ -121,7 +128,23 @@ class _NativeEmitter(Emitter):
         return [f"rows_of_{name}", name, *([f"plus_{name}", f"{APART}{name}"] if not self.indexed[taken.name] else [])]
 
     def _new(self, value: Value) -> str:
-        return f"torch.empty({self._render(list(value.shape or ()))}, dtype={value.dtype})"
+        shape = self._render(list(value.shape or ()))
+        if self.spare is None or id(value) in self.kept:
+            return f"torch.empty({shape}, dtype={value.dtype})"
+        self.space["spare"] = self.spare
+        self.borrowed.append(self.name(value))
+        return f"spare.take({shape}, {value.dtype})"
+
+    def _ensure(self, value: Value) -> None:
+        product = value.target is torch.ops.aten.mm.default and id(value) not in self.made | self.destination.keys()
+        if product and self.spare is not None and id(value) not in self.kept:
+            self.lines.append(f"{self.name(value)} = {self._new(value)}")
+            self.destination[id(value)] = self.name(value)
+        super()._ensure(value)
+
+    def finish(self, results: list[str]) -> None:
+        if self.borrowed:
+            self.lines.append(f"spare.give_back([{', '.join(self.borrowed)}], [{', '.join(results)}])")
 
     def _plan_joins(self) -> None:
         """Kernels write the parts of a join in place themselves."""

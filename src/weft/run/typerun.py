@@ -146,13 +146,17 @@ class TypeRun:
         assert self.bag is not None
         return self.indices.edge_cuts(self.bag)
 
-    def empty(self, value: Value) -> Tensor:
-        """Fresh memory for a value over all rows."""
+    def shape(self, value: Value) -> list[int]:
+        """The sizes of a value over all rows."""
         shape = []
         for size in value.shape or ():
             rows = self.rows if not isinstance(size, int) and size.kind == "n" else self.edges
             shape.append(size if isinstance(size, int) else size.times * rows)
-        return torch.empty(shape, dtype=value.dtype, device=self.indices.device)
+        return shape
+
+    def empty(self, value: Value) -> Tensor:
+        """Fresh memory for a value over all rows."""
+        return torch.empty(self.shape(value), dtype=value.dtype, device=self.indices.device)
 
     def tail(self) -> list[Column]:
         """The last columns of every per-step piece: numbers of rows and edges, segment bounds, the call's records."""
