@@ -204,13 +204,13 @@ class Execution:
         return [self._all_nodes(w) if w.nodes is None else self._some_nodes(w) for w in self.call.wanted]
 
     def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Name], Tensor]:
-        def fed(t: int, name: Any) -> Tensor:
+        def fed(t: int, name: Any, into: Tensor | None = None) -> Tensor:
             tensor = tensors[self._input(t, name) or 0]
             if name[0] == "feed":
                 rows, count = self.indices.rows(t), len(self.plan.rows[t])
                 if rows is None:
                     return tensor if tensor.shape[0] == count else tensor[:count]
-                return tensor.index_select(0, rows)
+                return torch.index_select(tensor, 0, rows) if into is None else torch.index_select(tensor, 0, rows, out=into)
             if name[0] == "capture":
                 return tensor
             return self._edge_rows(t, name, tensor)

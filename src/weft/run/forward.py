@@ -43,6 +43,7 @@ def _whole(run: TypeRun, stage: str) -> None:
                 continue
             if isinstance(where, tuple):
                 places[value.name] = arena[where[0] : where[1]]
+                _feed_in_place(run, value, places[value.name])
             else:
                 places[value.name] = run.empty(value)
                 late.append((arena, where, places[value.name]))
@@ -51,6 +52,14 @@ def _whole(run: TypeRun, stage: str) -> None:
     for arena, where, rows in late:
         arena.index_copy_(0, where.long(), rows)
     _copy_twins(run, code.stores)
+
+
+def _feed_in_place(run: TypeRun, value: Value, place: Tensor) -> None:
+    """A state that is fed as it is goes from the fed tensor straight to its place."""
+    name: Any = run.code.input_name.get(value.name)
+    if name is not None and name[0] == "feed" and run.indices.rows(run.type) is not None:
+        run.fed(run.type, name, place)
+        run.store[value.name] = place
 
 
 def _copy_twins(run: TypeRun, stores: tuple[Value, ...]) -> None:

@@ -29,7 +29,7 @@ class TypeRun:
         code: CellCode,
         indices: Indices,
         arenas: Arenas,
-        fed: Callable[[int, Name], Tensor],
+        fed: Callable[..., Tensor],
         records: dict[Any, Any],
     ) -> None:
         self.records = records
