@@ -231,6 +231,19 @@ def test_memory_that_left_the_engine_is_not_used_again() -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.usefixtures("poisoned")
+def test_memory_is_shared_between_inference_and_other_modes() -> None:
+    model, graph = Pair(), weft.Graph.full_binary_tree(6)
+    x = torch.randn(graph.num_vertices, 3)
+    with torch.inference_mode():
+        expected = model(graph, x).clone()
+    with torch.no_grad():
+        assert torch.equal(model(graph, x), expected)
+    model(graph, x).sum().backward()
+    with torch.inference_mode():
+        assert torch.equal(model(graph, x), expected)
+
+
 def test_spare_memory_is_handed_out_once_and_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare, "LEAST", 64)
     monkeypatch.setattr(spare, "MOST", 1024)
@@ -243,4 +256,4 @@ def test_spare_memory_is_handed_out_once_and_kept_within_bounds(monkeypatch: pyt
     assert memory.take((30,), torch.float32).data_ptr() == first.data_ptr()
     assert memory.take((30,), torch.float32).data_ptr() != other.data_ptr()
     memory.give_back([torch.empty(100), torch.empty(110), torch.empty(120)], [])
-    assert sum(buffer.numel() for buffer in memory._buffers) <= 1024
+    assert sum(storage.nbytes() for storage in memory._kept) <= 1024

@@ -25,26 +25,29 @@ _lock = threading.Lock()
 
 
 class Spare:
-    """Buffers between two uses. Taking one removes it, so that two passes at once never share memory."""
+    """Memory between two uses. Taking some removes it, so that two passes at once never share any.
+
+    Kept is the memory, not the tensors: whether a tensor belongs to inference is its own affair.
+    """
 
     def __init__(self) -> None:
-        self._buffers: list[Tensor] = []
+        self._kept: list[torch.UntypedStorage] = []
 
     def take(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
-        """Memory with unknown contents."""
+        """A tensor with unknown contents."""
         needed = math.prod(shape) * dtype.itemsize
         if device.type != "cpu" or not LEAST <= needed <= MOST:
             return torch.empty(shape, dtype=dtype, device=device)
-        buffer = self._fitting(needed)
-        if buffer is None:
-            buffer = torch.empty(needed + needed // 8, dtype=torch.uint8)  # the next batch may be somewhat larger
-        return buffer[:needed].view(dtype).view(shape)
+        storage = self._fitting(needed)
+        if storage is None:  # the next batch may be somewhat larger
+            storage = torch.empty(needed + needed // 8, dtype=torch.uint8).untyped_storage()
+        return torch.empty(0, dtype=torch.uint8).set_(storage)[:needed].view(dtype).view(shape)
 
-    def _fitting(self, needed: int) -> Tensor | None:
+    def _fitting(self, needed: int) -> torch.UntypedStorage | None:
         with _lock:
-            sizes = [buffer.numel() for buffer in self._buffers]
+            sizes = [storage.nbytes() for storage in self._kept]
             fitting = [(size, at) for at, size in enumerate(sizes) if needed <= size <= 2 * needed]
-            return self._buffers.pop(min(fitting)[1]) if fitting else None
+            return self._kept.pop(min(fitting)[1]) if fitting else None
 
     def give_back(self, taken: Iterable[Tensor], in_use: Iterable[Tensor]) -> None:
         """Keep what was taken, unless its memory is also that of something in use."""
@@ -53,6 +56,6 @@ class Spare:
             for tensor in taken:
                 storage = tensor.untyped_storage()
                 if tensor.device.type == "cpu" and storage.nbytes() >= LEAST and storage.data_ptr() not in busy:
-                    self._buffers.append(torch.empty(0, dtype=torch.uint8).set_(storage))
-            while sum(buffer.numel() for buffer in self._buffers) > MOST:
-                self._buffers.pop(0)
+                    self._kept.append(storage)
+            while sum(storage.nbytes() for storage in self._kept) > MOST:
+                self._kept.pop(0)
