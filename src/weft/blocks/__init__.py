@@ -37,6 +37,9 @@ from weft.blocks.indexing import Nth as Nth
 from weft.blocks.indexing import Slice as Slice
 from weft.blocks.indexing import Zip as Zip
 from weft.blocks.indexing import ZipWith as ZipWith
+from weft.blocks.layers import FC as FC
+from weft.blocks.layers import Embedding as Embedding
+from weft.blocks.layers import FractalNet as FractalNet
 from weft.blocks.leaves import FromTensor as FromTensor
 from weft.blocks.leaves import Identity as Identity
 from weft.blocks.leaves import InputTransform as InputTransform

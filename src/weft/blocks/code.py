@@ -48,11 +48,12 @@ class Code:
     spare: list[Any] = field(default_factory=list)
     """Builders that are not in use."""
 
-    def library(self, device: str, further: Hashable) -> Library:
+    def library(self, device: str, further: Hashable, dedupe: bool) -> Library:
         """Call types on a device, numbered as the kinds are."""
-        found = self.libraries.get((device, further))
+        key = (device, further, dedupe)
+        found = self.libraries.get(key)
         if found is None:
-            found = self.libraries[device, further] = Library(lambda number: self.kinds.known[number].call_type(device))
+            found = self.libraries[key] = Library(lambda number: self.kinds.known[number].call_type(device, dedupe))
         for number in range(len(found.types), len(self.kinds.known)):
             found.number(number)
         return found

@@ -48,7 +48,7 @@ def run(root: Block, programs: Sequence[BlockProgram], options: Options) -> Resu
     device, further = surroundings(code)
     programs = [numbered(code, program) for program in programs]
     program = side_by_side(programs, programs[0].calls)
-    library = code.library(device, further)
+    library = code.library(device, further, options.dedupe)
     types = [*leaves_of(code.type)[0], *code.metrics.values()]
     wanted, ranges = wanted_of(program)
 

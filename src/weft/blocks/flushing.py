@@ -86,7 +86,7 @@ class History:
         start = np.concatenate([[0], np.cumsum(counts)])
         calls = np.repeat(np.arange(len(new)) + len(brought), counts)
         outputs = np.arange(start[-1]) - np.repeat(start[:-1], counts)
-        library = self.code.library(self.device, self.further)
+        library = self.code.library(self.device, self.further, self.options.dedupe)
         groups = run_calls(library, [program], calls << OUTPUT_BITS | outputs, self.options, final=False)
         group, row = np.empty(start[-1], np.int32), np.empty(start[-1], np.int32)
         for number, each in enumerate(groups):

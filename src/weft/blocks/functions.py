@@ -15,6 +15,7 @@ from weft.blocks.block import Block, check_callable
 from weft.blocks.emit import Emitter, Value, nest_of, tensors_in
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Body, Constant, Kind, positional, spec_of, tensor_leaves
+from weft.blocks.layers import FC, Embedding, Growing
 from weft.blocks.types import ResultType, TensorType, TupleType, is_tensor_nest
 from weft.graph.calls import call_type
 from weft.graph.rows import TensorSpec
@@ -41,6 +42,8 @@ class Function(Block):
         check_callable(self.name, "fn", fn)
         self._infer = infer_output_type
         self.__dict__["fn"] = fn
+        if isinstance(fn, FC | Embedding):
+            set_type(self, "output", TensorType([fn.output_size], next((p.dtype for p in fn.parameters()), None)))
 
     def _parts(self) -> Mapping[str, nn.Module]:
         fn = self.__dict__["fn"]
@@ -191,9 +194,15 @@ def _with_unknown(block: Function, first: ResultType, second: ResultType, length
 def _materialise(fn: Any, run: Callable[[], Any]) -> None:
     """Modules that find their sizes at the first call get one now."""
     modules = fn.modules() if isinstance(fn, nn.Module) else ()
-    if any(isinstance(module, LazyModuleMixin) and module.has_uninitialized_params() for module in modules):
+    if any(map(_waits, modules)):
         with torch.no_grad():
             run()
+
+
+def _waits(module: nn.Module) -> bool:
+    if isinstance(module, LazyModuleMixin):
+        return bool(module.has_uninitialized_params())
+    return isinstance(module, Growing) and module.waits_for_input
 
 
 def _device(fn: Any) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.blocks.types import ResultType, TensorType, TupleType
 from weft.graph.calls import CallType
+from weft.graph.cell import discover
 from weft.graph.rows import TensorSpec
+from weft.graph.tracing import tracing
 
 Body = Callable[..., Sequence[Tensor]]
 
@@ -37,8 +40,32 @@ class Kind:
     where: str = ""
     """Path of the first block that makes such calls."""
 
-    def call_type(self, device: str, random: bool = False) -> CallType:
-        return CallType(self.name, self.body, self.args, self.feeds, self.outputs, self.many, self.owners, random, device)
+    def call_type(self, device: str, look_for_randomness: bool = False) -> CallType:
+        made = CallType(self.name, self.body, self.args, self.feeds, self.outputs, self.many, self.owners, False, device)
+        return replace(made, random=draws(made)) if look_for_randomness else made
+
+
+class _Watch(TorchDispatchMode):
+    """Notices operations that draw random numbers."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def draws(kind: CallType) -> bool:
+    """Whether a call of this type draws random numbers as its modules are set now: it is run once on fake tensors."""
+    watch = _Watch()
+
+    def body(*args: Any) -> Sequence[Tensor]:
+        with watch:
+            return kind.body(*args)
+
+    with tracing:
+        discover(replace(kind, body=body).engine_body(), kind.spec)
+    return watch.seen
 
 
 @dataclass(eq=False)

@@ -1,0 +1,215 @@
+"""Modules that find their input sizes at the first call: fully connected layers, embeddings, fractal networks."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.errors import ShapeError, TypeMismatch
+
+Initializer = Callable[[Tensor], Any]
+SPREAD: dict[Any, float] = {F.relu: 1.43, torch.relu: 1.43, F.relu6: 1.43, torch.tanh: 1.15, F.tanh: 1.15, None: 1.0}
+"""How far uniform initial weights reach, as a multiple of sqrt(3 / inputs), by activation."""
+
+
+class Growing(nn.Module):
+    """A module that makes its parameters when it sees its first input."""
+
+    def __getattr__(self, name: str) -> Any:
+        if self.__dict__.get("_parameters", {}).get(name, self) is None and name in self.__dict__["_missing"]:
+            raise RuntimeError(f"{type(self).__name__}: {name} is made when the input size is known, at the first call")
+        return super().__getattr__(name)
+
+    def _promise(self, *names: str) -> None:
+        self.__dict__["_missing"] = set(names)
+        for name in names:
+            self.register_parameter(name, None)
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self._parameters[name] = nn.Parameter(tensor)
+        self.__dict__["_missing"].discard(name)
+
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether the parameters are still to be made."""
+        return bool(self.__dict__["_missing"])
+
+
+class FC(Growing):
+    """A fully connected layer of a vector: dropout, product, normalisation, activation, dropout.
+
+    Weights are `[in, out]`. With `weight_norm` their columns have length one and are multiplied with `scales`.
+
+    >>> import weft.blocks as wb
+    >>> (wb.Vector(3) >> wb.FC(2)).eval_one([1, 2, 3]).shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        num_units_out: int,
+        activation: Callable[[Tensor], Tensor] | None = F.relu,
+        initializer: Initializer | None = None,
+        input_keep_prob: float | None = None,
+        output_keep_prob: float | None = None,
+        normalization_fn: Callable[[Tensor], Tensor] | None = None,
+        weight_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.output_size = num_units_out
+        self.activation, self.initializer, self.normalization_fn = activation, initializer, normalization_fn
+        self.input_keep_prob, self.output_keep_prob, self.weight_norm = input_keep_prob, output_keep_prob, weight_norm
+        self._promise("weights", "bias", *(["scales"] if weight_norm else []))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 1 or not x.is_floating_point():
+            raise ShapeError(f"FC: expected a vector of floating point numbers, got {list(x.shape)} of {x.dtype}")
+        if self.waits_for_input:
+            self._create(x)
+        if self.input_keep_prob is not None:
+            x = F.dropout(x, 1 - self.input_keep_prob, self.training)
+        weights = F.normalize(self.weights, dim=0) * self.scales if self.weight_norm else self.weights
+        y = F.linear(x, weights.t(), self.bias)
+        if self.activation is not None:
+            y = y if self.normalization_fn is None else self.normalization_fn(y)
+            y = self.activation(y)
+        return y if self.output_keep_prob is None else F.dropout(y, 1 - self.output_keep_prob, self.training)
+
+    def _create(self, x: Tensor) -> None:
+        weights = x.new_empty(x.shape[0], self.output_size)
+        activation = self.activation
+        known = activation in SPREAD or isinstance(activation, nn.ReLU | nn.ReLU6 | nn.Tanh)
+        with torch.no_grad():
+            if self.initializer is not None:
+                self.initializer(weights)
+            elif known:
+                factor = SPREAD.get(activation, 1.15 if isinstance(activation, nn.Tanh) else 1.43)
+                reach = factor * math.sqrt(3 / max(1, x.shape[0]))
+                weights.uniform_(-reach, reach)
+            else:
+                nn.init.trunc_normal_(weights, std=0.01, a=-0.02, b=0.02)
+        self._keep("weights", weights)
+        self._keep("bias", x.new_zeros(self.output_size))
+        if self.weight_norm:
+            self._keep("scales", x.new_ones(self.output_size))
+
+    def extra_repr(self) -> str:
+        return f"{self.output_size}"
+
+
+class Embedding(nn.Module):
+    """A row of a table for an integer, taken modulo the number of rows unless `mod_inputs` is False.
+
+    `initializer` is a function that fills the table, or the table itself.
+
+    >>> import weft.blocks as wb
+    >>> (wb.Scalar("int64") >> wb.Embedding(10, 4)).eval_one(13).shape
+    torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        num_buckets: int,
+        num_units_out: int,
+        initializer: Initializer | Tensor | np.ndarray[Any, Any] | None = None,
+        trainable: bool = True,
+        mod_inputs: bool = True,
+    ) -> None:
+        super().__init__()
+        self.num_buckets, self.output_size, self.mod_inputs = num_buckets, num_units_out, mod_inputs
+        weights = torch.empty(num_buckets, num_units_out)
+        if initializer is None:
+            nn.init.normal_(weights, std=num_units_out**-0.5)
+        elif callable(initializer):
+            with torch.no_grad():
+                initializer(weights)
+        else:
+            given = torch.as_tensor(initializer)
+            if given.shape != weights.shape:
+                raise ShapeError(f"Embedding: initializer: expected the shape {list(weights.shape)}, got {list(given.shape)}")
+            weights = given.clone().to(weights.dtype)
+        if trainable:
+            self.weights = nn.Parameter(weights)
+        else:
+            self.register_buffer("weights", weights)
+
+    def forward(self, number: Tensor) -> Tensor:
+        if number.dim() or number.is_floating_point() or number.is_complex() or number.dtype == torch.bool:
+            raise ShapeError(f"Embedding: expected an integer without dimensions, got {list(number.shape)} of {number.dtype}")
+        at = number.long()
+        return F.embedding(at.abs() % self.num_buckets if self.mod_inputs else at, self.weights)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_buckets}, {self.output_size}"
+
+
+def mean_of(columns: Sequence[Tensor]) -> Tensor:
+    """The mean of equal tensors."""
+    return torch.stack(list(columns)).mean(0)
+
+
+class FractalNet(nn.Module):
+    """Fractal blocks one after the other (Larsson et al., "FractalNet: Ultra-Deep Neural Networks without Residuals", 2017).
+
+    A fractal of depth 1 is a base layer; one of depth d + 1 mixes a base layer with two fractals of depth d in a row. With
+    `drop_path` and in training, paths are dropped: with probability `p_local_drop_path` at each join by itself, else all but
+    one column.
+
+    >>> import weft.blocks as wb
+    >>> net = wb.FractalNet(1, 2, lambda: wb.FC(3))
+    >>> (wb.Vector(3) >> net).eval_one([1, 2, 3]).shape, len(net.layers)
+    (torch.Size([3]), 3)
+    """
+
+    def __init__(
+        self,
+        num_fractal_blocks: int,
+        fractal_block_depth: int,
+        base_layer_builder: Callable[..., nn.Module],
+        mixer: Callable[[Sequence[Tensor]], Tensor] = mean_of,
+        drop_path: bool = False,
+        p_local_drop_path: float = 0.5,
+        p_drop_base_case: float = 0.25,
+        p_drop_recursive_case: float = 0.25,
+    ) -> None:
+        super().__init__()
+        if num_fractal_blocks < 1 or fractal_block_depth < 1:
+            raise TypeMismatch(
+                f"FractalNet: expected at least 1 block of depth 1, got {num_fractal_blocks}, {fractal_block_depth}"
+            )
+        self.blocks, self.depth, self.mixer, self.drop_path = num_fractal_blocks, fractal_block_depth, mixer, drop_path
+        self.p_local, self.p_base, self.p_recursive = p_local_drop_path, p_drop_base_case, p_drop_recursive_case
+        named = any(p.default is p.empty for p in inspect.signature(base_layer_builder).parameters.values())
+        count = num_fractal_blocks * (2**fractal_block_depth - 1)
+        self.layers = nn.ModuleList(base_layer_builder(f"layer_{n}") if named else base_layer_builder() for n in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = iter(self.layers)
+        dropping = self.drop_path and self.training
+        draw = torch.rand(2, device=x.device) if dropping else None
+        for _ in range(self.blocks):
+            x = self._fractal(x, self.depth, layers, draw)
+        return x
+
+    def _fractal(self, x: Tensor, depth: int, layers: Any, draw: Tensor | None) -> Tensor:
+        base = next(layers)(x)
+        if depth == 1:
+            return base  # type: ignore[no-any-return]
+        deep = self._fractal(self._fractal(x, depth - 1, layers, draw), depth - 1, layers, draw)
+        mixed = self.mixer([base, deep])
+        if draw is None:
+            return mixed
+        chance = torch.rand(3, device=x.device)
+        keep_base, keep_deep = chance[0] >= self.p_base, chance[1] >= self.p_recursive
+        keep_base, keep_deep = keep_base | ~keep_deep & (chance[2] < 0.5), keep_deep | ~keep_base & (chance[2] >= 0.5)
+        local = draw[0] < self.p_local
+        column = (draw[1] * self.depth).floor() == depth - 1
+        keep_base, keep_deep = torch.where(local, keep_base, column), torch.where(local, keep_deep, ~column)
+        return torch.where(keep_base & keep_deep, mixed, torch.where(keep_base, base, deep))
