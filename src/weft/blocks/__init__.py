@@ -37,6 +37,7 @@ from weft.blocks.indexing import Nth as Nth
 from weft.blocks.indexing import Slice as Slice
 from weft.blocks.indexing import Zip as Zip
 from weft.blocks.indexing import ZipWith as ZipWith
+from weft.blocks.json import Json as Json
 from weft.blocks.layers import FC as FC
 from weft.blocks.layers import Embedding as Embedding
 from weft.blocks.layers import FractalNet as FractalNet
@@ -51,6 +52,7 @@ from weft.blocks.reductions import Mean as Mean
 from weft.blocks.reductions import Metric as Metric
 from weft.blocks.reductions import Min as Min
 from weft.blocks.reductions import Sum as Sum
+from weft.blocks.schema import Schema as Schema
 from weft.blocks.sequences import RNN as RNN
 from weft.blocks.sequences import Fold as Fold
 from weft.blocks.sequences import Map as Map

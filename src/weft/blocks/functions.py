@@ -268,10 +268,29 @@ class Concat(Block):
     def _emit(self, e: Emitter, x: Value) -> Value:
         given, output, dim = self._known("input"), self._known("output"), self._dim
         leaves = [leaf for leaf, _ in tensors_in(x, given)]
-        specs = tuple(specs_of(given, ()))
+        specs = specs_of(given, ())
+        fed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Constant) and not e.traced]
+        constants = [leaves[place] for place in fed]
+        taken = [place for place in range(len(leaves)) if place not in fed]
+        key = ("concat", dim, tuple(specs), tuple(fed), tuple((one.key, one.feed) for one in constants))
 
-        def body(*tensors: Tensor) -> Sequence[Tensor]:
-            return [torch.cat([tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors], dim)]
+        def make() -> Kind:
+            body = _joining(dim, taken, fed, [one.decode for one in constants])
+            feeds = tuple(one.feed for one in constants)
+            args = tuple(specs[place] for place in taken)
+            return Kind("Concat", body, args, feeds, (spec_of(output),), where=self._path())
 
-        kind = Kind("Concat", body, specs, outputs=(spec_of(output),), where=self._path())
-        return e.call(("concat", dim, specs), lambda: kind, leaves)[0]
+        return e.call(key, make, [leaves[place] for place in taken], [one.name for one in constants])[0]
+
+
+def _joining(dim: int, taken: list[int], fed: list[int], decodes: list[Callable[[Tensor], Tensor] | None]) -> Body:
+    """Concatenation of results of calls and of constants, which come after them as arguments."""
+    order = [(*taken, *fed).index(place) for place in range(len(taken) + len(fed))]
+
+    def body(*tensors: Tensor) -> Sequence[Tensor]:
+        given = tensors[: len(taken)]
+        known = [row if decode is None else decode(row) for row, decode in zip(tensors[len(taken) :], decodes, strict=True)]
+        parts = [*given, *known]
+        return [torch.cat([parts[at].reshape(1) if parts[at].dim() == 0 else parts[at] for at in order], dim)]
+
+    return body

@@ -57,7 +57,7 @@ class _Watch(TorchDispatchMode):
 
 def draws(kind: CallType) -> bool:
     """Whether a call of this type draws random numbers as its modules are set now: it is run once on fake tensors."""
-    watch = _Watch()
+    watch = _Watch()  # type: ignore[no-untyped-call]
 
     def body(*args: Any) -> Sequence[Tensor]:
         with watch:

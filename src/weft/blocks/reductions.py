@@ -45,7 +45,7 @@ class _Reduction(Block):
         spec, reduced = spec_of(self._known("output")), self._reduced
 
         def body(rows: Any) -> Sequence[Tensor]:
-            return [getattr(Children(rows, (KEY,)), reduced)()]
+            return [getattr(Children(rows, (KEY,)), reduced)().to(spec.dtype)]
 
         def in_floats(rows: Any) -> Sequence[Tensor]:
             """The extremes of integers: the engine's share gradients among ties, which needs fractions."""

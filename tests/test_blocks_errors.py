@@ -1,0 +1,236 @@
+"""What blocks say when something is wrong: the block's path, what was expected, what came, the example and the place in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+import weft.blocks as wb
+from block_parts import mix
+
+T = wb.TensorType
+FLOAT, VECTOR = "TensorType([], 'float32')", "TensorType([2], 'float32')"
+
+
+def function_of(type: Any) -> wb.Block:
+    return wb.Function(torch.neg).set_input_type(type)
+
+
+CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: wb.Scalar() >> wb.GetItem("a"), weft.TypeMismatch,
+     "Pipe[1]/<wb.GetItem 'a'>: input type: expected PyObjectType(), got TensorType([], 'float32')"),
+    (lambda: wb.Record({"x": wb.Map(wb.Scalar() >> wb.Map(wb.Scalar()))}), weft.TypeMismatch,
+     "Pipe[1]/<wb.Map>: input type: expected PyObjectType(), got TensorType([], 'float32')"),
+    (lambda: wb.Scalar() >> wb.Function(lambda x: 3), weft.TypeMismatch,
+     "Pipe[1]/<wb.Function <lambda>>: expected the function to return a tensor or a tuple of tensors, got int"),
+    (lambda: wb.InputTransform(len) >> wb.Function(torch.neg), weft.TypeMismatch,
+     "Pipe[1]/<wb.Function neg>: bad input type PyObjectType(), expected TensorType or TupleType"),
+    (lambda: wb.AllOf(wb.Scalar(), wb.Vector(2, "int64")) >> wb.Concat(), weft.TypeMismatch,
+     "Pipe[1]/<wb.Concat>: input type: expected one dtype, got TupleType(TensorType([], 'float32'), TensorType([2], 'int64'))"),
+    (lambda: wb.OneOf(len, {1: wb.Scalar(), 2: wb.Vector(2)}), weft.TypeMismatch,
+     "OneOf[2]/<wb.Vector 2>: output type: expected TensorType([2], 'float32'), got TensorType([], 'float32')"),
+    (lambda: wb.OneOf(len, {}), ValueError, "OneOf: expected at least one case"),
+    (lambda: wb.OneOf(3, {1: wb.Scalar()}), weft.TypeMismatch, "OneOf: key_fn: expected something callable, got 3"),
+    (lambda: wb.Map(42), weft.TypeMismatch, "expected a block, module, tensor, dict, list or tuple, got 42"),
+    (lambda: wb.Map(abs), weft.TypeMismatch,
+     "expected a block, module, tensor, dict, list or tuple, got <built-in function abs>; wrap it: Function(fn)"),
+    (lambda: wb.Scalar(name=3), weft.TypeMismatch, "Scalar: name: expected a string, got 3"),
+    (lambda: wb.Metric(3), weft.TypeMismatch, "Metric: metric_name: expected a string, got 3"),
+    (lambda: wb.FromTensor(42), weft.TypeMismatch, "FromTensor: 42 is not a tensor or an array"),
+    (lambda: wb.InputTransform(3), weft.TypeMismatch, "InputTransform: py_fn: expected something callable, got 3"),
+    (lambda: wb.OneHot(3, 3), IndexError, "OneHot: expected a range that is not empty, got [3, 3)"),
+    (lambda: wb.OneHotFromList("aba"), ValueError, "OneHotFromList: expected different elements, got 'a' twice"),
+    (lambda: wb.NGrams(0), ValueError, "NGrams: n: expected at least 1, got 0"),
+    (lambda: wb.Slice(1), weft.TypeMismatch, "Slice: say start=, stop= and step= by name"),
+    (lambda: wb.Zeros(wb.PyObjectType()), weft.TypeMismatch, "<wb.Zeros>: there are no zeros of PyObjectType()"),
+    (lambda: wb.Map(wb.Scalar()) >> wb.Broadcast() >> wb.Length(), weft.TypeMismatch,
+     "Pipe[2]/<wb.Length>: an endless sequence has no length, got "
+     "BroadcastSequenceType(SequenceType(TensorType([], 'float32')))"),
+    (lambda: wb.Scalar() >> wb.Broadcast() >> wb.Sum(), weft.TypeMismatch,
+     "Pipe[2]/<wb.Sum>: input type: expected a sequence that ends, got BroadcastSequenceType(TensorType([], 'float32'))"),
+    (lambda: wb.Scalar() >> wb.Broadcast() >> wb.Fold(wb.Function(mix), wb.Zeros([])), weft.TypeMismatch,
+     "Pipe[2]/<wb.Fold>: input type: expected a sequence that ends, got BroadcastSequenceType(TensorType([], 'float32'))"),
+    (lambda: wb.AllOf(wb.Scalar(), wb.Vector(2)) >> wb.Map(wb.Identity()), weft.TypeMismatch,
+     f"Pipe[1]/<wb.Map>: input type: expected items of one type, got TupleType({FLOAT}, {VECTOR})"),
+    (lambda: wb.RNN(nn.Tanh(), wb.Zeros([]), initial_state_from_input=True), ValueError,
+     "RNN: give initial_state or initial_state_from_input, not both"),
+    (lambda: wb.Record({"a": wb.Identity()}).set_input_type(([], 2)), weft.TypeMismatch,
+     f"<wb.Record a>: input type: expected PyObjectType(), got TupleType({FLOAT}, {VECTOR})"),
+    (lambda: wb.Record((wb.Identity(),)).set_input_type(([], 2)), weft.TypeMismatch,
+     f"<wb.Record>: input type: expected a tuple of 1, got TupleType({FLOAT}, {VECTOR})"),
+    (lambda: wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.GetItem(2), weft.TypeMismatch,
+     "Pipe[1]/<wb.GetItem 2>: 2 is not an item of TupleType(TensorType([], 'float32'), TensorType([], 'float32'))"),
+    (lambda: wb.Map(wb.Scalar()) >> wb.Softmax() >> wb.Map(wb.Vector(2)), weft.TypeMismatch,
+     "Pipe[2]/<wb.Map>: input type: expected PyObjectType(), got SequenceType(TensorType([], 'float32'))"),
+    (lambda: wb.Vector(2) >> wb.While(wb.Identity(), nn.Tanh(), 3), weft.TypeMismatch,
+     "Pipe[1]/While[cond]/<wb.Identity>: output type: expected one number or a Python object to decide by, "
+     f"got {VECTOR}"),
+    (lambda: wb.Map(wb.Vector(2)) >> wb.Stack() >> wb.Function(lambda x: torch.cat([x, x])), weft.TypeMismatch,
+     "Pipe[2]/<wb.Function <lambda>>: only the first dimension may be of unknown length, and must be that of an input; "
+     "got [6, 2] for inputs of the lengths [3]"),
+    (lambda: wb.Map(wb.Scalar("int64")) >> wb.Mean(), weft.TypeMismatch,
+     "Pipe[1]/<wb.Mean>: input type: expected floating point numbers, got SequenceType(TensorType([], 'int64'))"),
+    (lambda: wb.Scalar().reads(wb.Scalar()), weft.StructureError,
+     "<wb.Scalar>: reads: only inside `with composition.scope():`"),
+    (lambda: function_of([3]).set_input_type([4]), weft.TypeMismatch,
+     "<wb.Function neg>: input type: expected TensorType([3], 'float32'), got TensorType([4], 'float32')"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(CONSTRUCTION)))
+def test_errors_at_construction(number: int) -> None:
+    make, kind, text = CONSTRUCTION[number]
+    with pytest.raises(kind) as caught:
+        make()
+    assert str(caught.value) == text
+
+
+def test_a_failed_construction_leaves_the_parts_as_they_were() -> None:
+    part = wb.Identity()
+    with pytest.raises(weft.TypeMismatch):
+        wb.Pipe(wb.Scalar(), wb.AllOf(part, name="both"), wb.GetItem("a"))
+    assert part.input_type is None
+    assert (wb.Vector(2) >> wb.AllOf(part)).eval_one([1, 2])[0].tolist() == [1, 2]
+
+
+def calculator() -> wb.Block:
+    expression = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
+    pair = wb.Record([("left", expression()), ("right", expression())])
+    cases = {"num": wb.GetItem("value") >> wb.Scalar(), "+": pair >> wb.Function(torch.add)}
+    expression.resolve_to(wb.OneOf(wb.GetItem("op"), cases))
+    return expression()
+
+
+NUMBER, WORD = {"op": "num", "value": 1}, {"op": "num", "value": "x"}
+RUN: list[tuple[Callable[[], wb.Block], Any, type[Exception], str]] = [
+    (calculator, {"op": "+", "left": {"op": "+", "left": NUMBER, "right": WORD}, "right": NUMBER}, weft.TypeMismatch,
+     "OneOf[num]/Pipe[1]/<wb.Scalar>: expected something that converts to TensorType([], 'float32'), got str 'x', "
+     "in example 1 at .left.right.value"),
+    (calculator, {"op": "+", "left": NUMBER}, weft.MissingKey,
+     "OneOf[+]/Pipe[0]/<wb.Record left right>: expected the key 'right', found 'op', 'left', in example 1"),
+    (calculator, {"op": "+", "left": NUMBER, "right": {"op": "^"}}, weft.MissingKey,
+     "<wb.OneOf num +>: expected a key of a case ('num', '+'), got str '^', in example 1 at .right"),
+    (calculator, {"op": "+", "left": 3, "right": NUMBER}, weft.TypeMismatch,
+     "OneOf[key_fn]/<wb.GetItem 'op'>: expected something with an item 'op', got int 3, in example 1 at .left"),
+    (lambda: wb.Map(wb.Record({"tags": wb.Map(wb.OneHotFromList(["a", "b"]))})), [{"tags": []}, {"tags": ["a", "c"]}],
+     weft.MissingKey, "Map[0]/Record[tags]/Map[0]/<wb.OneHotFromList ['a', 'b']>: expected one of 'a', 'b', got str 'c', "
+     "in example 1 at [1].tags[1]"),
+    (lambda: wb.Map(wb.Vector(2)), [[1, 2], [1, 2, 3]], weft.ShapeError,
+     "Map[0]/<wb.Vector 2>: expected TensorType([2], 'float32'), got the shape [3], in example 1 at [1]"),
+    (lambda: wb.GetItem("odd key") >> wb.Map(wb.Scalar()), {"odd key": 7}, weft.TypeMismatch,
+     "Pipe[1]/<wb.Map>: expected something to loop over, got int 7, in example 1 at ['odd key']"),
+    (lambda: wb.Map(wb.Scalar()) >> wb.GetItem(2), [1], IndexError,
+     "Pipe[1]/<wb.GetItem 2>: expected an item 2, found 1 items, in example 1"),
+    (lambda: wb.Map(wb.Scalar()) >> wb.Pad(2), [1, 2, 3], weft.ShapeError,
+     "Pipe[1]/<wb.Pad 2>: expected at most 2 items, got 3, in example 1"),
+]  # fmt: skip
+GOOD = [NUMBER, NUMBER, NUMBER, NUMBER, [], [], {"odd key": []}, [1, 2, 3], []]
+
+
+@pytest.mark.parametrize("number", range(len(RUN)))
+def test_errors_at_run_time_name_the_example_and_the_place(number: int) -> None:
+    make, bad, kind, text = RUN[number]
+    net = wb.compile(make(), backend="reference")
+    with pytest.raises(kind) as caught:
+        net([GOOD[number], bad])
+    assert str(caught.value) == text
+    net([GOOD[number]])
+
+
+def test_errors_of_the_users_own_code_keep_their_type() -> None:
+    def broken(x: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    net = wb.compile(wb.Record({"a": wb.Map(wb.InputTransform(broken) >> wb.Scalar())}))
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        net([{"a": []}, {"a": [1]}])
+    assert caught.value.__notes__ == ["Record[a]/Map[0]/Pipe[0]/<wb.InputTransform broken>: in example 1 at .a[0]"]
+
+
+def test_errors_while_computing_name_the_block() -> None:
+    net = wb.compile(wb.Scalar("int64") >> wb.Embedding(3, 2, mod_inputs=False), backend="reference")
+    with pytest.raises(IndexError) as caught:
+        net([1, 5])
+    assert caught.value.__notes__ == ["while computing Pipe[1]/<wb.Function Embedding(3, 2)>"]
+
+
+def test_a_type_that_nothing_determines() -> None:
+    with pytest.raises(weft.TypeMismatch) as caught:
+        (wb.Map(wb.Vector(3)) >> wb.Fold(wb.Concat() >> nn.Linear(6, 3))).eval_one([])
+    assert str(caught.value) == "Pipe[1]/<wb.Fold>: cannot determine its output type; say it with set_output_type"
+
+
+def test_a_declaration_that_was_never_resolved() -> None:
+    deep = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
+    with pytest.raises(weft.StructureError) as caught:
+        (wb.Map(deep()) >> wb.Sum()).eval_one([])
+    assert str(caught.value) == "Pipe[0]/Map[0]/<wb.ForwardDeclaration()>: the declaration was never resolved; call resolve_to"
+
+
+def test_metrics_of_one_name_have_one_type() -> None:
+    net = wb.AllOf(wb.Scalar() >> wb.Metric("m"), wb.InputTransform(abs) >> wb.Scalar("int64") >> wb.Metric("m"))
+    with pytest.raises(weft.TypeMismatch) as caught:
+        net.eval_one(1)
+    assert str(caught.value) == (
+        "AllOf[1]/Pipe[2]/<wb.Metric 'm'>: metric 'm' has incompatible types: "
+        "TensorType([], 'float32') and TensorType([], 'int64')"
+    )
+
+
+COMPOSITION: list[tuple[Callable[[wb.Composition], Any], type[Exception], str]] = [
+    (lambda c: wb.Function(torch.neg).reads(c.output), ValueError, "the output of a composition cannot be read inside it"),
+    (lambda c: c.input.reads(c.input), ValueError, "the input of a composition cannot read"),
+    (lambda c: c.output.reads(wb.Composition().input), ValueError, "belongs to another composition"),
+    (lambda c: [c.output.reads(c.input) for _ in range(2)], ValueError, "is already connected"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(COMPOSITION)))
+def test_wrong_wires(number: int) -> None:
+    wire, kind, text = COMPOSITION[number]
+    whole = wb.Composition()
+    with whole.scope(), pytest.raises(kind, match=re.escape(text)):
+        wire(whole)
+
+
+def test_a_composition_with_a_cycle_or_something_unused() -> None:
+    whole = wb.Composition().set_input_type([])
+    one, two = wb.Function(mix).set_output_type([]), wb.Function(torch.neg).set_output_type([])
+    with whole.scope():
+        one.reads(whole.input, two)
+        two.reads(one)
+        whole.output.reads(one)
+    with pytest.raises(weft.StructureError, match="a composition cannot have cycles"):
+        whole.eval_one(1.0)
+    idle = wb.Composition().set_input_type([])
+    with idle.scope():
+        wb.Function(torch.neg).reads(idle.input)
+        idle.output.reads(idle.input)
+    with pytest.raises(weft.TypeMismatch, match=r"children have unused outputs: <wb.Function neg>"):
+        idle.eval_one(1.0)
+
+
+def test_options_and_inputs_of_a_compiled_block() -> None:
+    with pytest.raises(weft.TypeMismatch, match="unknown option 'speed'"):
+        wb.compile(wb.Scalar(), speed=3)
+    with pytest.raises(weft.TypeMismatch, match=r"ragged: expected one of 'list', 'padded', 'nested', got 'no'"):
+        wb.compile(wb.Scalar(), ragged="no")
+    with pytest.raises(weft.TypeMismatch, match="ragged='padded': expected sequences of tensors"):
+        wb.compile(wb.Map(wb.Map(wb.Scalar())), ragged="padded")
+    with pytest.raises(weft.TypeMismatch, match="expected a list of examples or programs, got dict"):
+        wb.compile(wb.Scalar())({})
+
+
+def test_parameters_on_two_devices() -> None:
+    net = wb.Vector(3) >> nn.Linear(3, 3) >> nn.Linear(3, 3)
+    net.subblocks[2].to("meta")
+    with pytest.raises(weft.TypeMismatch) as caught:
+        net.eval_one([1, 2, 3])
+    assert "all parameters must be on one device" in str(caught.value)
+    assert "is on cpu" in str(caught.value) and "is on meta" in str(caught.value)
