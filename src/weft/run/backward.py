@@ -297,17 +297,21 @@ class Backward:
         by_address: bool = False,
     ) -> Collecting:
         """The gradient of a recurrent output: from outside, plus what the group's own readers return."""
-        outside, inner = self.parts_of_gradient(number, run, name)
+        outside, inner = self._outside_or_none(number, run, name), self._inside(number, run, name)
         keep = any(value is taken for taken in cut.pieces["sums"].takes)
         return Collecting(run, value, name[0], outside, inner, keep, indexed, by_address)
 
     def parts_of_gradient(self, number: int, run: TypeRun, name: Any) -> tuple[Tensor | None, list[tuple[Tensor, BackIndex]]]:
         """Where the gradient of a recurrent output comes from: outside the group, and the group's own readers."""
+        outside = self._outside_or_none(number, run, name)
+        return outside.dense() if isinstance(outside, SomeRows) else outside, self._inside(number, run, name)
+
+    def _inside(self, number: int, run: TypeRun, name: Any) -> list[tuple[Tensor, BackIndex]]:
+        """Gradient rows that readers of the same group give back, with the way back."""
         output, key = name
         group = self.plan.groups[number]
-        inner = [
+        return [
             (self.returned[read.type, read.port, port_name], back)
             for reader, read, port_name, back in self._readers(number, self.plan.class_of[run.type, output], key)
             if reader.type in group.types and (read.type, read.port, port_name) in self.returned
         ]
-        return self._outside_or_none(number, run, name), inner

@@ -16,7 +16,7 @@ from torch import Tensor
 
 LEAST = 1 << 20
 """Bytes below which fresh memory costs nothing."""
-MOST = 1 << 26
+MOST = 1 << 28
 """Bytes that are kept for one cell."""
 
 CPU = torch.device("cpu")
