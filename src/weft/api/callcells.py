@@ -25,6 +25,7 @@ from weft.graph.twin import Escaped
 from weft.run.batched import CompiledCell
 
 KEPT_TRACES = 4
+KEPT_KINDS = 16
 
 
 class CallCells(CallInputs):
@@ -100,19 +101,18 @@ class CallCells(CallInputs):
         if self.rounds is not None:
             ids = ids & ~np.int32(1)
         present = present_types(ids)
-        cells: dict[int, CompiledCell] = {}
-        trees: dict[int, Any] = {}
-        width = max([2 * len(self.functions), *(t + 1 for t in present)])
-        kinds = [NodeType("unused")] * width
-        for number in present:
-            cells[number], trees[number] = self.cell(number // 2, bool(number % 2))
-            made = cells[number].trace
-            kinds[number] = NodeType(made.name + (" (no children)" if number % 2 else ""), made.ports, 1)
+        cells = {number: self.cell(number // 2, bool(number % 2))[0] for number in present}
+        key = (*cells.items(), self.rounds is None)
+        known = self.cache.kinds.get(key)
+        if known is None:
+            known = self._kinds(cells), self._pushed(cells)
+            self.cache.kinds[key] = known
+            if len(self.cache.kinds) > KEPT_KINDS:
+                del self.cache.kinds[next(iter(self.cache.kinds))]
+        kinds, tree = list(known[0]), known[1]
         if self.rounds is not None:
-            kinds.append(INIT)
             cells[len(kinds) - 1] = self._first_state_cell()
-        tree = self._pushed(cells, trees)
-        silent = [number for number, pushed in trees.items() if pushed is None]
+        silent = [number for number in present if cells[number].tree is None]
         if tree is not None and silent and self.rounds is None:
             needed = reaching(self.graph, ~np.isin(ids, silent))
             if not needed.all():
@@ -120,6 +120,13 @@ class CallCells(CallInputs):
                 cells[len(kinds)] = self._idle_cell()
                 kinds.append(NodeType("not needed"))
         return cells, kinds, ids, tree
+
+    def _kinds(self, cells: dict[int, CompiledCell]) -> list[NodeType]:
+        """The node types of these cells, by number."""
+        kinds = [NodeType("unused")] * max([2 * len(self.functions), *(number + 1 for number in cells)])
+        for number, cell in cells.items():
+            kinds[number] = NodeType(cell.trace.name + (" (no children)" if number % 2 else ""), cell.trace.ports, 1)
+        return kinds if self.rounds is None else [*kinds, INIT]
 
     def _node_types(self, many: bool) -> Ints:
         if len(self.functions) > 1 and self.graph.type_names is not None:
@@ -136,9 +143,9 @@ class CallCells(CallInputs):
             self.cache.reads_type[id(function)] = told["reads type"]
         return self.cache.reads_type[id(function)]
 
-    def _pushed(self, cells: dict[int, CompiledCell], trees: dict[int, Any]) -> Any:
+    def _pushed(self, cells: dict[int, CompiledCell]) -> Any:
         """The common structure of what is pushed; None if nothing is."""
-        return self._common({n: (trees[n], pushes(cells[n].trace.outputs)) for n in trees if trees[n] is not None})
+        return self._common({n: (c.tree, pushes(c.trace.outputs)) for n, c in cells.items() if c.tree is not None})
 
     def _common(self, pushed: Mapping[int, tuple[Any, list[TensorSpec]]]) -> Any:
         """The structure that all of these node types push."""

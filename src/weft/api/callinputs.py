@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from weft.api import inputs as check
-from weft.api.function import Typed, VertexFunction, first_float
+from weft.api.function import Typed, VertexFunction
 from weft.api.graph import Graph
 from weft.api.modelcache import ModelCache
 from weft.api.vertex import Vertex
@@ -50,7 +50,8 @@ class CallInputs:
         self.device = check.one_device(
             self.name, model, [*self.x_leaves, *self.edge_leaves, *(init or {}).values()], graph.device
         )
-        self.float_dtype = first_float(model) or check.first_float(self.x_leaves) or torch.get_default_dtype()
+        floats = check.first_float(check.parameters(model)), check.first_float(self.x_leaves)
+        self.float_dtype = floats[0] or floats[1] or torch.get_default_dtype()
         self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
         self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
         self.type_ids = self._vertex_types()
@@ -99,24 +100,31 @@ class CallInputs:
     @cached_property
     def _specs(self) -> tuple[tuple[Spec, Spec], Hashable]:
         """What rows look like to vertices with and without children, and a key for that."""
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        key = (
+            _signature(self.x),
+            _signature(self.edges),
+            self.init is not None,
+            self.state,
+            self.float_dtype,
+            self.device,
+            autocast,
+            torch.get_default_dtype(),
+        )
+        kept = self.cache.specs
+        if key not in kept:
+            kept[key] = self._make_specs(), len(kept)
+        return kept[key]
+
+    def _make_specs(self) -> tuple[Spec, Spec]:
         feeds = [("x", _row_specs(self.x))] if self.x is not None else []
         if self.init is not None:
             feeds.append(("init", dict(self.state)))
         edge = None if self.edges is None else _row_specs(self.edges)
         own = int(self.rounds is not None)
         inner = Spec(tuple(feeds), edge, self.state, own, False, self.float_dtype, str(self.device))
-        kind = self.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        shape = (
-            *(_hashable(spec) for _, spec in feeds),
-            _hashable(edge),
-            self.state,
-            own,
-            inner.device,
-            autocast,
-            torch.get_default_dtype(),
-        )
-        return (inner, replace(inner, childless=True)), shape
+        return inner, replace(inner, childless=True)
 
     def _spec(self, childless: bool) -> Spec:
         return self._specs[0][int(childless)]
@@ -150,8 +158,9 @@ def _row_specs(nest: Any) -> Any:
     return _row_spec(nest) if isinstance(nest, Tensor) else tree_map_only(Tensor, _row_spec, nest)
 
 
-def _hashable(nest: Any) -> Hashable:
-    if nest is None or isinstance(nest, TensorSpec):
-        return nest
+def _signature(nest: Any) -> Hashable:
+    """Equal where the rows of two nests look alike."""
+    if nest is None or isinstance(nest, Tensor):
+        return None if nest is None else (nest.shape[1:], nest.dtype)
     leaves, tree = tree_flatten(nest)
-    return tuple(leaves), tree
+    return tuple([(leaf.shape[1:], leaf.dtype) for leaf in leaves]), tree

@@ -151,7 +151,3 @@ class Typed(VertexFunction):
 
     def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
         return [(name, function) for name, function in self.functions.items()]  # type: ignore[misc]
-
-
-def first_float(model: nn.Module) -> torch.dtype | None:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), None)

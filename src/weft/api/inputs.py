@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,19 @@ def _place(nest: Any, number: int) -> str:
     return keystr(tree_flatten_with_path(nest)[0][number][0])
 
 
+def parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters in torch's order; those of shared modules come again. For the first one torch itself takes long."""
+    modules = [model]
+    while modules:
+        module = modules.pop()
+        yield from [parameter for parameter in module._parameters.values() if parameter is not None]
+        modules += [child for child in reversed(module._modules.values()) if child is not None]
+
+
 def one_device(name: str, model: nn.Module, tensors: Iterable[Tensor], wanted: torch.device | None) -> torch.device:
     """The one device that parameters, inputs and graph are on."""
     device, source = wanted, "the graph is"
-    for where, tensor in [("the parameters are", next(model.parameters(), None)), *(("the inputs are", t) for t in tensors)]:
+    for where, tensor in [("the parameters are", next(parameters(model), None)), *(("the inputs are", t) for t in tensors)]:
         if tensor is None:
             continue
         if device is None:

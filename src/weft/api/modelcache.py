@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 from torch import nn
 
-from weft.graph.rows import TensorSpec
+from weft.graph.program import NodeType
+from weft.graph.rows import Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.plan.schedule import PlanCache
 from weft.run.batched import CompiledCell
@@ -17,6 +19,8 @@ class ModelCache:
 
     def __init__(self) -> None:
         self.cells: dict[Hashable, list[CompiledCell]] = {}
+        self.specs: dict[Hashable, tuple[tuple[Spec, Spec], int]] = {}
+        self.kinds: dict[Hashable, tuple[list[NodeType], Any]] = {}
         self.plans = PlanCache()
         self.reads_type: dict[int, bool] = {}
         self.warned: set[str] = set()

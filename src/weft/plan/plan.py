@@ -126,7 +126,7 @@ class Plan:
         """Who feeds whom, without any row: plans of one shape differ in sizes alone."""
         groups = tuple([(group.types, group.cyclic) for group in self.groups])
         reads = tuple([(read.type, read.port, read.value_class, read.recurrent) for read in self.reads])
-        return groups, reads, tuple([value_class.members for value_class in self.classes])
+        return self.program.types, groups, reads, tuple([value_class.members for value_class in self.classes])
 
     def type_steps(self, type: int) -> tuple[Ints, Ints]:
         """The row ranges in which a type runs."""

@@ -25,8 +25,8 @@ from weft.run.typerun import Arenas, TypeRun
 from weft.run.views import is_free
 from weft.run.wanted import Wanted
 
-KEPT_CODES = 8
-"""How many sets of compiled cells a plan remembers: training, inference, other outputs."""
+KEPT_CODES = 64
+"""How many sets of compiled cells are remembered: training, inference, other outputs, other shapes of plans."""
 
 
 @dataclass(eq=False)
@@ -37,6 +37,8 @@ class CompiledCell:
     codes: dict[Role, CellCode] = field(default_factory=dict)
     tree: Any = None
     """The structure of what the cell pushes; None if it pushes nothing."""
+    kept: OrderedDict[Any, dict[int, CellCode]] = field(default_factory=OrderedDict)
+    """The compiled pieces of this cell and those that it ran with."""
 
     def code(self, role: Role) -> CellCode:
         if role not in self.codes:
@@ -106,16 +108,20 @@ class Execution:
         self.codes = self._kept_codes()
 
     def _kept_codes(self) -> dict[int, CellCode]:
-        """The compiled cells for this plan, which do not change while the same gradients and outputs are wanted."""
+        """The compiled cells, which do not change while plans have one shape and the same gradients and outputs are wanted."""
         call = self.call
         key = (
-            tuple((w.name, *w.types(self.plan)) for w in call.wanted),
+            self.plan.shape,
+            tuple([(w.name, *w.types(self.plan)) for w in call.wanted]),
             tuple(self.needs),
+            tuple(self.place.items()),
+            tuple(call.feeds),
             call.recompute,
             call.backend,
-            tuple(call.cells.values()),
+            call.device.type,
+            tuple(call.cells.items()),
         )
-        kept: OrderedDict[Any, dict[int, CellCode]] = self.plan._derived.setdefault("codes", OrderedDict())  # type: ignore[assignment]
+        kept = call.cells[self.types[0]].kept if self.types else OrderedDict()
         if key not in kept:
             kept[key] = {t: self._code(t) for t in self.types}
             if len(kept) > KEPT_CODES:
