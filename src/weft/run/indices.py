@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.plan.library import address
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 from weft.run.columns import Cut, Cuts
@@ -18,7 +19,14 @@ T = TypeVar("T")
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+def _counts_up(numbers: np.ndarray) -> bool:
+    """Whether these are 0, 1, 2, ...; mostly the ends show that they are not."""
+    count = len(numbers)
+    return count == 0 or bool(numbers[0] == 0 and numbers[-1] == count - 1 and (numbers == np.arange(count)).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,23 +105,21 @@ class Indices:
     def _feed_rows(self, type: int) -> Tensor | None:
         nodes, feed = self.plan.rows[type], self.plan.program.feed
         rows = nodes if feed is None else feed[nodes]
-        if bool((rows == np.arange(len(rows))).all()):
-            return None
-        return as_tensor(rows, self.device)
+        return None if _counts_up(rows) else self._tensor(rows)
 
     def nodes(self, type: int) -> Tensor | None:
         """Node numbers of a type's rows; None where the type has all nodes in order."""
 
         def make() -> Tensor | None:
             nodes = self.plan.rows[type]
-            if len(nodes) == self.plan.program.num_nodes and bool((np.diff(nodes) == 1).all()):
+            if len(nodes) == self.plan.program.num_nodes and _counts_up(nodes):
                 return None
-            return as_tensor(nodes.astype(np.int64), self.device)
+            return self._tensor(nodes).long()
 
         return self._once(("nodes", type), make)
 
     def row_of_node(self) -> Tensor:
-        return self._once("row of node", lambda: as_tensor(self.plan.row, self.device))
+        return self._once("row of node", lambda: self._tensor(self.plan.row))
 
     def step_cuts(self, type: int) -> Cuts:
         """The rows of each step of a type."""
@@ -145,7 +151,7 @@ class Indices:
             inside = whole - np.repeat(np.repeat(lo, hi - lo), counts)
             edge_cuts = read.offsets[np.concatenate((lo, hi[-1:]))]
             segs = Cut(as_tensor(inside, self.device), Cuts(np.diff(edge_cuts).tolist()))
-            return as_tensor(whole, self.device), as_tensor(read.offsets, self.device), segs, self._bounds(read, lo, hi)
+            return as_tensor(whole, self.device), self._tensor(read.offsets), segs, self._bounds(read, lo, hi)
 
         return self._once(("seg", read.type, read.port), make)
 
@@ -160,7 +166,7 @@ class Indices:
 
     def read(self, read: Read) -> ReadIndex:
         def make() -> ReadIndex:
-            index = as_tensor(read.index, self.device)
+            index = self._tensor(read.index)
             element = read.offsets[read.bounds] if read.offsets is not None else read.bounds * read.width
             bounds = self._bounds(read, read.bounds[:-1], read.bounds[1:]) if read.kind == "sum" else None
             slices = bool((read.slices != NOT_A_SLICE).all())
@@ -173,9 +179,9 @@ class Indices:
 
         def make() -> tuple[int, int] | Tensor:
             rows = self.plan.class_row[type, output]
-            if len(rows) and bool((np.diff(rows) == 1).all()):
+            if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:  # class rows follow the order of rows
                 return int(rows[0]), int(rows[-1]) + 1
-            return as_tensor(rows, self.device)
+            return self._tensor(rows)
 
         return self._once(("class rows", type, output), make)
 
@@ -197,15 +203,24 @@ class Indices:
         cuts = back.bounds.tolist()
         return BackIndex(
             back,
-            as_tensor(back.index, self.device),
-            None if back.single is None else as_tensor(back.single, self.device),
-            as_tensor(back.offsets, self.device),
+            self._tensor(back.index),
+            None if back.single is None else self._tensor(back.single),
+            self._tensor(back.offsets),
             cuts,
             back.offsets[back.bounds].tolist(),
             back.slices.tolist(),
             back.nothing.tolist(),
             {back.first + cut: i for i, cut in enumerate(cuts[:-1])},
         )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        """One of the plan's arrays. They are views of few buffers, and each of these goes to another device in one copy."""
+        base = array.base
+        if self.device.type == "cpu" or not isinstance(base, np.ndarray) or base.ndim != 1 or array.dtype != base.dtype:
+            return as_tensor(array, self.device)
+        _, copy = self._once(("buffer", id(base)), lambda: (base, as_tensor(base, self.device)))
+        first = (address(array) - address(base)) // base.itemsize
+        return copy[first : first + len(array)]
 
     def _once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self._kept:
