@@ -66,6 +66,11 @@ class GraphCore:
         return merging.record(self) if self._parts is None else None
 
     @cached_property
+    def packed(self) -> bytes:
+        """The arrays of a base graph, as batching reads them."""
+        return merging.packed(self)
+
+    @cached_property
     def _merged(self) -> merging.Merged:
         return merging.merge(self.parts, self.part_offsets, self._records)
 

@@ -31,24 +31,26 @@ def as_list(graphs: Iterable[G]) -> list[G]:
 
 
 Records = npt.NDArray[np.int64]
-"""A row for every part: where its children, offsets, `childless` and types lie, and what the columns below say."""
+"""A row for every part, with the columns below. Equal numbers mean equal kinds of types, and equal devices."""
 
-VERTICES, SLOTS, EDGES, DIGEST, TYPES, DEVICE, OF_RECORD = 4, 5, 6, slice(7, 9), 9, 10, 11
-"""Columns of records; `merge.c` reads the same. Equal numbers mean equal kinds of types, and equal devices."""
+VERTICES, SLOTS, EDGES, TYPES, DEVICE, DIGEST, OF_RECORD = 0, 1, 2, 3, 4, slice(5, 7), 7
 
 NO_TYPES, NO_DEVICE = 0, 1
 _numbers: dict[object, int] = {("types", False): NO_TYPES, ("device", None): NO_DEVICE}
 
 
 def record(part: GraphCore) -> bytes:
-    """A base graph's row. The arrays are the graph's own and stay with it."""
-    arrays = part.children, part.offsets, part.childless
-    types = 0 if part.type_ids is None else address(part.type_ids)
-    lengths = part.num_vertices, len(part.children), part.num_edges
+    """A base graph's row."""
     kind, device = ("types", part.type_names or part.type_ids is not None), ("device", part.device)
     numbers = [_numbers.setdefault(each, len(_numbers)) for each in (kind, device)]
-    places = np.array([*map(address, arrays), types, *lengths], dtype=np.int64).tobytes()
-    return places + part.digest + np.array(numbers, dtype=np.int64).tobytes()
+    lengths = part.num_vertices, len(part.children), part.num_edges
+    return np.array([*lengths, *numbers], dtype=np.int64).tobytes() + part.digest
+
+
+def packed(part: GraphCore) -> bytes:
+    """A base graph's children, first slots and node types in one piece of memory, which is read faster than three."""
+    kinds = part.childless if part.type_ids is None else part.childless + np.int32(2) * part.type_ids
+    return np.concatenate((part.children, part.offsets[:-1], kinds)).tobytes()
 
 
 def records(parts: Sequence[GraphCore]) -> Records:
@@ -107,7 +109,8 @@ def merge(parts: Sequence[GraphCore], part_offsets: Ints, records: Records) -> M
     bounds = (0, m, m + n + 1, m + 2 * n + 1, m + 3 * n + 1, m + 4 * n + 1)
     typed, start = records[0, TYPES] != NO_TYPES and not _differ(records[:, TYPES]), address(whole)
     places = [start + 4 * bound for bound in bounds[: 5 if typed else 3]]
-    made.weft_merge(address(records), len(parts), *places, *[None] * (5 - len(places)))
+    everything = b"".join([part.packed for part in parts])
+    made.weft_merge(address(records), len(parts), everything, *places, *[None] * (5 - len(places)))
     whole.flags.writeable = False
     children, offsets, childless, types, kinds = (whole[first:last] for first, last in pairwise(bounds))
     return Merged(children, offsets, childless, types if typed else None, kinds if typed else None)

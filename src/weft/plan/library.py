@@ -23,7 +23,7 @@ FUNCTIONS = {
     "weft_fill": (ctypes.c_int, (POINTER, POINTER)),
     "weft_returns_room": (NUMBER, (POINTER,)),
     "weft_returns": (ctypes.c_int, (POINTER, POINTER)),
-    "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 5)),
+    "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 6)),
     "weft_drop": (NUMBER, (NUMBER, *[POINTER] * 8)),
     "weft_occurring": (ctypes.c_int, (POINTER, NUMBER, NUMBER, POINTER)),
 }

@@ -1,19 +1,20 @@
 /* The arrays of many graphs as those of one, and the program of a graph: api/graph_parts.py and api/structure.py. */
 
-enum { PART_CHILDREN, PART_OFFSETS, PART_CHILDLESS, PART_TYPES, PART_VERTICES, PART_SLOTS, OF_PART = 11 };
+enum { PART_VERTICES, PART_SLOTS, OF_PART = 7 };
 
-/* Vertices and slots count on from part to part. `types` and `kinds` may be NULL: parts without types. */
-void weft_merge(const int64_t *part, long parts, i32 *children, i32 *offsets, i32 *childless, i32 *types, i32 *kinds) {
+/* Vertices and slots count on from part to part. Each part is packed: its children, its first slots, and its node types: twice
+   the type of a vertex, and one more if it has no children. `types` and `kinds` may be NULL: parts without types. */
+void weft_merge(const int64_t *part, long parts, const i32 *packed, i32 *children, i32 *offsets, i32 *childless, i32 *types,
+                i32 *kinds) {
     i32 vertices = 0, slots = 0;
     for (long p = 0; p < parts; p++, part += OF_PART) {
-        const i32 *child = (const i32 *)part[PART_CHILDREN], *offset = (const i32 *)part[PART_OFFSETS];
-        const i32 *leaf = (const i32 *)part[PART_CHILDLESS], *type = (const i32 *)part[PART_TYPES];
         i32 n = part[PART_VERTICES], m = part[PART_SLOTS];
-        for (i32 k = 0; k < m; k++) children[k] = child[k] + (child[k] < 0 ? 0 : vertices);
-        for (i32 v = 0; v < n; v++) offsets[v] = offset[v] + slots;
-        memcpy(childless, leaf, n * sizeof(i32));
-        for (i32 v = 0; types && v < n; v++) types[v] = type[v], kinds[v] = leaf[v] + 2 * type[v];
-        children += m, offsets += n, childless += n, slots += m, vertices += n;
+        for (i32 k = 0; k < m; k++) children[k] = packed[k] + (packed[k] < 0 ? 0 : vertices);
+        for (i32 v = 0; v < n; v++) offsets[v] = packed[m + v] + slots;
+        const i32 *kind = packed + m + n;
+        for (i32 v = 0; v < n; v++) childless[v] = kind[v] & 1;
+        for (i32 v = 0; types && v < n; v++) types[v] = kind[v] >> 1, kinds[v] = kind[v];
+        packed = kind + n, children += m, offsets += n, childless += n, slots += m, vertices += n;
         if (types) types += n, kinds += n;
     }
     *offsets = slots;
