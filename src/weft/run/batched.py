@@ -110,17 +110,9 @@ class Execution:
     def _kept_codes(self) -> dict[int, CellCode]:
         """The compiled cells, which do not change while plans have one shape and the same gradients and outputs are wanted."""
         call = self.call
-        key = (
-            self.plan.shape,
-            tuple([(w.name, *w.types(self.plan)) for w in call.wanted]),
-            tuple(self.needs),
-            tuple(self.place.items()),
-            tuple(call.feeds),
-            call.recompute,
-            call.backend,
-            call.device.type,
-            tuple(call.cells.items()),
-        )
+        asked = tuple([(w.name, *w.types(self.plan)) for w in call.wanted]), call.recompute, call.backend, call.device.type
+        given = tuple(self.needs), tuple(self.place.items()), tuple(call.feeds), tuple(call.cells.items())
+        key = (self.plan.shape, asked, given)
         kept = call.cells[self.types[0]].kept if self.types else OrderedDict()
         if key not in kept:
             kept[key] = {t: self._code(t) for t in self.types}
