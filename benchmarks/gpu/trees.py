@@ -87,13 +87,24 @@ class Hand:
         return h
 
 
-def hand_step(forward: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
-    return lambda batch: forward(batch).backward(batch.by_level)
+def hand_step(model: NaryTreeLSTM, forward: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
+    """Forward and backward; the gradients start from nothing."""
+
+    def step(batch: Batch) -> None:
+        model.zero_grad()
+        forward(batch).backward(batch.by_level)
+
+    return step
 
 
 def weft_step(model: NaryTreeLSTM, **options: object) -> Callable[[Batch], None]:
     """Merging cached graphs, planning, the copy to the device, forward and backward."""
-    return lambda batch: model(weft.Graph.batch(batch.graphs), batch.x, **options).backward(batch.gradient)
+
+    def step(batch: Batch) -> None:
+        model.zero_grad()
+        model(weft.Graph.batch(batch.graphs), batch.x, **options).backward(batch.gradient)
+
+    return step
 
 
 def load(folder: str | None, count: int) -> tuple[list[data.BinaryTree], list[weft.Graph]]:

@@ -201,8 +201,7 @@ class Backward:
 
     def _sweep(self, number: int, group: Group) -> None:
         types = [type for type in group.types if "back" in self.cut[type][1]]
-        for type in types:
-            self._make_room(self.runs[type])
+        torch._foreach_zero_([end for type in types for end in self._make_room(self.runs[type])])
         runs = [self.runs[type] for type in types]
         if by_one_kernel(runs[0]) and BackSweep(self, number, group, runs).run():
             return
@@ -225,8 +224,8 @@ class Backward:
         short = run.code.back_without_return(self.present[run.type]).run
         return [full if one else short for one in returning]
 
-    def _make_room(self, run: TypeRun) -> None:
-        """Memory for the gradient rows that a type gives back, with a row of zeros at the end for rows nobody read."""
+    def _make_room(self, run: TypeRun) -> list[Tensor]:
+        """Memory for the gradient rows that a type gives back, with a row at the end, to be zeros, for rows nobody read."""
         rooms: dict[str, Tensor] = {}
         for name, value in self.cut[run.type][0].gradients.items():
             if name in run.code.role.recurrent_in:
@@ -239,12 +238,12 @@ class Backward:
                 rows = run.rows * read.width if kind == "slots" else run.rows if kind == "sum" else run.edges
                 tail = [size for size in shape[2 if kind == "slots" else 1 :] if isinstance(size, int)]
                 room = self._empty(run, (rows + 1, *tail), value.dtype)
-                room[-1:].zero_()
                 self.returned[run.type, read.port, name] = rooms[value.name] = room
                 known = run.store.get(value.name)
                 if known is not None:
                     room[:-1].view(known.shape).copy_(known)
                 run.store[value.name] = room[:-1].view(run.rows, read.width, *tail) if kind == "slots" else room[:-1]
+        return [room[-1:] for room in rooms.values()]
 
     def _steps(self, number: int, run: TypeRun) -> Iterator[tuple[Sequence[Action | None], tuple[Any, ...]]]:
         """From the last step to the first: what to do before it, and the arguments of its piece."""

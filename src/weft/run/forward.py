@@ -20,11 +20,11 @@ from weft.run.typerun import TypeRun
 
 def run_forward(plan: Plan, runs: dict[int, TypeRun]) -> None:
     """Compute every value of a plan. Results are in the runs' stores and in their arenas."""
-    for group in plan.groups:
+    for number, group in enumerate(plan.groups):
         for type in group.types:
             _whole(runs[type], "before")
         if any("during" in runs[type].code.codes for type in group.types):
-            _sweep(group, runs)
+            _sweep(number, group, runs)
         for type in group.types:
             _whole(runs[type], "after")
 
@@ -80,8 +80,8 @@ def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Name]]:
     return [name for name, other in outputs.items() if other is value and name in run.code.role.exchanged]
 
 
-def _sweep(group: Group, runs: dict[int, TypeRun]) -> None:
-    if by_one_kernel(runs[group.types[0]]) and sweep_forward(group, runs):
+def _sweep(number: int, group: Group, runs: dict[int, TypeRun]) -> None:
+    if by_one_kernel(runs[group.types[0]]) and sweep_forward(number, group, runs):
         return
     steps = {type: _steps(runs[type]) for type in group.types if "during" in runs[type].code.codes}
     functions = {type: runs[type].code.codes["during"].run for type in steps}

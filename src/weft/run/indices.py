@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.plan.library import address
+from weft.graph.program import Ints
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 from weft.run.columns import Cut, Cuts
+from weft.run.upload import as_tensor, upload
 
 T = TypeVar("T")
-
-
-def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 def _counts_up(numbers: np.ndarray) -> bool:
@@ -29,19 +25,28 @@ def _counts_up(numbers: np.ndarray) -> bool:
     return count == 0 or bool(numbers[0] == 0 and numbers[-1] == count - 1 and (numbers == np.arange(count)).all())
 
 
-@dataclass(frozen=True, eq=False)
 class ReadIndex:
     """One read as tensors. Pieces are per step for a recurrent read, else one over all rows."""
 
-    read: Read
-    index: Tensor
-    cuts: Cuts
-    """Gathered rows of each piece."""
-    starts: list[int]
-    """First class row of each piece that is a slice, else -1."""
-    all_slices: bool
-    bounds: Cut | None
-    """For sums: each piece's segment bounds, counted from 0."""
+    def __init__(self, read: Read, indices: Indices) -> None:
+        self.read, self._indices = read, indices
+        self.index = indices.tensor(read.index)
+        self.starts: list[int] = read.slices.tolist()
+        """First class row of each piece that is a slice, else -1."""
+        self.all_slices = NOT_A_SLICE not in self.starts
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """Gathered rows of each piece."""
+        read = self.read
+        element = read.offsets[read.bounds] if read.offsets is not None else read.bounds * read.width
+        return Cuts(np.diff(element).tolist())
+
+    @cached_property
+    def bounds(self) -> Cut | None:
+        """For sums: each piece's segment bounds, counted from 0."""
+        read = self.read
+        return self._indices.bounds(read, read.bounds[:-1], read.bounds[1:]) if read.kind == "sum" else None
 
     @property
     def pieces(self) -> Cut:
@@ -56,20 +61,45 @@ class ReadIndex:
         return first if self.starts == [first + offset for offset in self.cuts.offsets[:-1]] else None
 
 
-@dataclass(frozen=True, eq=False)
 class BackIndex:
-    """One return as tensors."""
+    """One return as tensors, each made when it is needed."""
 
-    back: Return
-    index: Tensor
-    single: Tensor | None
-    bounds: Tensor
-    cuts: list[int]
-    elements: list[int]
-    slices: list[int]
-    nothing: list[bool]
-    starts: dict[int, int]
-    """From the first class row of a piece to its number."""
+    def __init__(self, back: Return, indices: Indices) -> None:
+        self.back, self._indices = back, indices
+        self.single = None if back.single is None else indices.tensor(back.single)
+
+    @cached_property
+    def index(self) -> Tensor:
+        return self._indices.tensor(self.back.index)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        return self._indices.tensor(self.back.offsets)
+
+    @cached_property
+    def cuts(self) -> list[int]:
+        found: list[int] = self.back.bounds.tolist()
+        return found
+
+    @cached_property
+    def elements(self) -> list[int]:
+        found: list[int] = self.back.offsets[self.back.bounds].tolist()
+        return found
+
+    @cached_property
+    def slices(self) -> list[int]:
+        found: list[int] = self.back.slices.tolist()
+        return found
+
+    @cached_property
+    def nothing(self) -> list[bool]:
+        found: list[bool] = self.back.nothing.tolist()
+        return found
+
+    @cached_property
+    def starts(self) -> dict[int, int]:
+        """From the first class row of a piece to its number."""
+        return {self.back.first + cut: i for i, cut in enumerate(self.cuts[:-1])}
 
     def piece(self, number: int) -> int | Tensor | tuple[Tensor, Tensor] | None:
         """How one piece's gradients come back: not at all, by a slice, by an index, or by an index with segment bounds."""
@@ -90,6 +120,8 @@ class Indices:
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan, self.device = plan, device
         self._kept: dict[object, object] = {}
+        self._there: dict[int, Tensor] = {}
+        self._alive: list[np.ndarray] = []
 
     @staticmethod
     def of(plan: Plan, device: torch.device) -> Indices:
@@ -98,6 +130,23 @@ class Indices:
             plan._derived[key] = Indices(plan, device)
         return cast(Indices, plan._derived[key])
 
+    def bring(self, training: bool, more: Iterable[np.ndarray] = ()) -> None:
+        """Copy what a call will need to the device, all at once. What is not brought here is copied when it is needed."""
+        if self._there:
+            return
+        arrays = [*more, *self.plan.rows, *(read.index for read in self.plan.reads)]
+        arrays += [read.offsets for read in self.plan.reads if read.offsets is not None]
+        arrays += [owners(self.plan, read) for read in self.plan.reads if read.kind == "edges"]
+        for back in returns(self.plan).values() if training else ():
+            arrays += [back.index, back.offsets] if back.single is None else [back.single]
+        self._alive = arrays
+        self._there = upload(arrays, self.device)
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """An array of the plan on the device."""
+        found = self._there.get(id(array))
+        return as_tensor(array, self.device) if found is None else found
+
     def rows(self, type: int) -> Tensor | None:
         """Feed rows of a type's rows; None where they are simply the first ones: 0, 1, 2, ..."""
         return self._once(("rows", type), lambda: self._feed_rows(type))
@@ -105,7 +154,7 @@ class Indices:
     def _feed_rows(self, type: int) -> Tensor | None:
         nodes, feed = self.plan.rows[type], self.plan.program.feed
         rows = nodes if feed is None else feed[nodes]
-        return None if _counts_up(rows) else self._tensor(rows)
+        return None if _counts_up(rows) else self.tensor(rows)
 
     def nodes(self, type: int) -> Tensor | None:
         """Node numbers of a type's rows; None where the type has all nodes in order."""
@@ -114,12 +163,12 @@ class Indices:
             nodes = self.plan.rows[type]
             if len(nodes) == self.plan.program.num_nodes and _counts_up(nodes):
                 return None
-            return self._tensor(nodes).long()
+            return self.tensor(nodes)
 
         return self._once(("nodes", type), make)
 
     def row_of_node(self) -> Tensor:
-        return self._once("row of node", lambda: self._tensor(self.plan.row))
+        return self._once("row of node", lambda: self.tensor(self.plan.row))
 
     def step_cuts(self, type: int) -> Cuts:
         """The rows of each step of a type."""
@@ -151,11 +200,11 @@ class Indices:
             inside = whole - np.repeat(np.repeat(lo, hi - lo), counts)
             edge_cuts = read.offsets[np.concatenate((lo, hi[-1:]))]
             segs = Cut(as_tensor(inside, self.device), Cuts(np.diff(edge_cuts).tolist()))
-            return as_tensor(whole, self.device), self._tensor(read.offsets), segs, self._bounds(read, lo, hi)
+            return as_tensor(whole, self.device), self.tensor(read.offsets), segs, self.bounds(read, lo, hi)
 
         return self._once(("seg", read.type, read.port), make)
 
-    def _bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> Cut:
+    def bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> Cut:
         assert read.offsets is not None
         sizes = hi - lo
         total = int(sizes.sum()) + len(sizes)
@@ -165,14 +214,11 @@ class Indices:
         return Cut(as_tensor(relative.astype(np.int32), self.device), Cuts((sizes + 1).tolist()))
 
     def read(self, read: Read) -> ReadIndex:
-        def make() -> ReadIndex:
-            index = self._tensor(read.index)
-            element = read.offsets[read.bounds] if read.offsets is not None else read.bounds * read.width
-            bounds = self._bounds(read, read.bounds[:-1], read.bounds[1:]) if read.kind == "sum" else None
-            slices = bool((read.slices != NOT_A_SLICE).all())
-            return ReadIndex(read, index, Cuts(np.diff(element).tolist()), read.slices.tolist(), slices, bounds)
+        return self._once(("read", read.type, read.port), lambda: ReadIndex(read, self))
 
-        return self._once(("read", read.type, read.port), make)
+    def owners(self, read: Read) -> Tensor:
+        """Which row each edge belongs to."""
+        return self._once(("owners", read.type, read.port), lambda: self.tensor(owners(self.plan, read)))
 
     def class_rows(self, type: int, output: int) -> tuple[int, int] | Tensor:
         """Where a type's rows are in their class: one range, or an index."""
@@ -181,7 +227,7 @@ class Indices:
             rows = self.plan.class_row[type, output]
             if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:  # class rows follow the order of rows
                 return int(rows[0]), int(rows[-1]) + 1
-            return self._tensor(rows)
+            return self.tensor(rows)
 
         return self._once(("class rows", type, output), make)
 
@@ -195,34 +241,21 @@ class Indices:
     def back(self, type: int, port: int, group: int) -> BackIndex | None:
         def make() -> BackIndex | None:
             back = returns(self.plan).get((type, port, group))
-            return None if back is None else self._back(back)
+            return None if back is None else BackIndex(back, self)
 
         return self._once(("back", type, port, group), make)
-
-    def _back(self, back: Return) -> BackIndex:
-        cuts = back.bounds.tolist()
-        return BackIndex(
-            back,
-            self._tensor(back.index),
-            None if back.single is None else self._tensor(back.single),
-            self._tensor(back.offsets),
-            cuts,
-            back.offsets[back.bounds].tolist(),
-            back.slices.tolist(),
-            back.nothing.tolist(),
-            {back.first + cut: i for i, cut in enumerate(cuts[:-1])},
-        )
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        """One of the plan's arrays. They are views of few buffers, and each of these goes to another device in one copy."""
-        base = array.base
-        if self.device.type == "cpu" or not isinstance(base, np.ndarray) or base.ndim != 1 or array.dtype != base.dtype:
-            return as_tensor(array, self.device)
-        _, copy = self._once(("buffer", id(base)), lambda: (base, as_tensor(base, self.device)))
-        first = (address(array) - address(base)) // base.itemsize
-        return copy[first : first + len(array)]
 
     def _once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self._kept:
             self._kept[key] = make()
         return cast(T, self._kept[key])
+
+
+def owners(plan: Plan, read: Read) -> Ints:
+    """The row that each edge of a read belongs to; made once for each plan."""
+    key = ("owners", read.type, read.port)
+    if key not in plan._derived:
+        assert read.offsets is not None
+        counts = np.diff(read.offsets)
+        plan._derived[key] = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return cast(Ints, plan._derived[key])

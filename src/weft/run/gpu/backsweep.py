@@ -24,7 +24,7 @@ class BackSweep:
     """One group of one backward pass."""
 
     def __init__(self, backward: Backward, number: int, group: Group, runs: list[TypeRun]) -> None:
-        self.backward, self.group, self.runs = backward, group, runs
+        self.backward, self.number, self.group, self.runs = backward, number, group, runs
         self.gradients: dict[tuple[int, str], Gradients] = {}
         for run in runs:
             for value in backward.cut[run.type][1]["back"].takes:
@@ -34,15 +34,17 @@ class BackSweep:
 
     def run(self) -> bool:
         """Run all steps; or do nothing, where a kernel cannot."""
+        if len(self.runs) < len(self.group.types):
+            return False
         key = ("backward", tuple(self._key(run) for run in self.runs))
         parts = lambda: [self._part(run, f"t{i}_") for i, run in enumerate(self.runs)]  # noqa: E731
-        found = built(self.runs[0].code, key, parts, True)
+        found = built(self.number, self.runs, key, parts, True)
         if not isinstance(found, Sweep):
             return False
         for run in self.runs:
             self._make_places(run)
             run.gradients = {name: parts for (type, name), parts in self.gradients.items() if type == run.type}
-        found.launch(self.group, self.runs, 0, sum(len(run.cuts) for run in self.runs))
+        found.launch(self.number, self.runs, 0, self.group.steps)
         return True
 
     def _recurrent_gradient(self, run: TypeRun, value: Value) -> Any:

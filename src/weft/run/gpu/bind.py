@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph.program import Ints
 from weft.graph.tape import Name, Value
+from weft.plan.plan import Read
 from weft.run.gpu.job import Weight
 from weft.run.gpu.memory import Bag, Collected, Gathered, Memory, Returned
 from weft.run.gpu.units import NotExpressible
@@ -63,7 +65,7 @@ class Binding:
         index = self.tensor(f"{name}_index", lambda run: run.indices.read(run.ports[port]).index)
         width = row_numbers(run.arenas[number, key])
         if at.read.kind == "sum":
-            bounds = self.tensor(f"{name}_bounds", lambda run: run.indices.seg(run.ports[port])[1])
+            bounds = self.tensor(f"{name}_bounds", lambda run: run.indices.tensor(offsets_of(run.ports[port])))
             self.inputs[id(value)] = Bag(arena, width, "r", True, index, bounds)
         else:
             self.inputs[id(value)] = Gathered(arena, width, "r", True, index, at.read.width)
@@ -86,8 +88,8 @@ class Binding:
 
     def edges(self) -> None:
         """Which vertex each edge belongs to, and the edges of each vertex."""
-        self.tensor(f"{self.prefix}owners", lambda run: edges_of(run)[0])
-        self.tensor(f"{self.prefix}bounds", lambda run: edges_of(run)[1])
+        self.tensor(f"{self.prefix}owners", lambda run: run.indices.owners(edges_of(run)))
+        self.tensor(f"{self.prefix}bounds", lambda run: run.indices.tensor(offsets_of(edges_of(run))))
 
     def collected(
         self, value: Value, output: int, outside: bool, inner: list[tuple[int, bool]], find: Callable[..., Any]
@@ -132,9 +134,14 @@ class Binding:
         self.outputs[id(value)] = Memory(name, row_width(value) or 1, f"(r + {self.shift(output)})", True)
 
 
-def edges_of(run: TypeRun) -> tuple[Tensor, ...]:
+def edges_of(run: TypeRun) -> Read:
     assert run.bag is not None
-    return run.indices.seg(run.bag)[:2]
+    return run.bag
+
+
+def offsets_of(read: Read) -> Ints:
+    assert read.offsets is not None
+    return read.offsets
 
 
 def row_numbers(rows: Tensor) -> int:

@@ -11,16 +11,19 @@ from weft.run.gpu.sweep import Part, Sweep, built
 from weft.run.typerun import TypeRun
 
 
-def sweep_forward(group: Group, runs: dict[int, TypeRun]) -> bool:
+def sweep_forward(number: int, group: Group, runs: dict[int, TypeRun]) -> bool:
     """Run all steps of a group; or do nothing, where a kernel cannot."""
     members = [runs[type] for type in group.types if "during" in runs[type].code.codes]
+    if len(members) < len(group.types):
+        return False
     key = ("forward", tuple(_key(run) for run in members))
-    found = built(members[0].code, key, lambda: [_part(run, f"t{i}_") for i, run in enumerate(members)], False)
+    parts = lambda: [_part(run, f"t{i}_") for i, run in enumerate(members)]  # noqa: E731
+    found = built(number, members, key, parts, False)
     if not isinstance(found, Sweep):
         return False
     for run in members:
         _make_places(run)
-    found.launch(group, members, 0, sum(len(run.cuts) for run in members))
+    found.launch(number, members, 0, group.steps)
     return True
 
 

@@ -26,12 +26,17 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Tile:
-    """How much one program does at a time: rows, columns of each unit, and numbers of the inner dimension of a product."""
+    """How much one program does at a time: rows, columns of each unit, and numbers of the inner dimension of a product.
+
+    With several `ways` each warp adds up its own part of the inner dimension: a product of few rows and columns has too little
+    work for several warps otherwise.
+    """
 
     rows: int = 16
     columns: int = 16
     inner: int = 64
     precision: str = "ieee"
+    ways: int = 1
 
 
 def _number(arg: object) -> float | None:
@@ -256,12 +261,15 @@ class Job:
             raise NotExpressible(f"{tells(value)} with a single column")
         kept = "tl.float64" if value.dtype is torch.float64 else "tl.float32"
         totals = [self.fresh_name("a") for _ in range(count)]
+        shape = f"{self.tile.ways}, " if self.tile.ways > 1 else ""
         for total in totals:
-            self.say(f"{total} = tl.zeros(({self.tile.rows}, {self.tile.columns}), {kept})")
+            self.say(f"{total} = tl.zeros(({shape}{self.tile.rows}, {self.tile.columns}), {kept})")
         start = 0
         for first, length in self._stretches(self.units.parts(rows, self.units.count(rows))):
             self._stretch(first, length, start, weight, totals, kept)
             start += length
+        for total in totals if self.tile.ways > 1 else ():
+            self.say(f"{total} = tl.sum({total}, 0)")
         return [self._round(total, value.dtype) for total in totals]
 
     def _stretches(self, parts: list[Part]) -> list[tuple[Part, int]]:
@@ -288,22 +296,27 @@ class Job:
         column = first.at * self.units.width
         self._index(memory, column)
         row, inside = memory.row_of(column)
-        inner = min(self.tile.inner, max(16, 1 << (length - 1).bit_length()))
-        ragged = length % inner != 0
-        self.say(f"for k in range(0, {length}, {inner}):")
-        self.say(f"    kk = k + tl.arange(0, {inner})")
-        mask = "live[:, None]" + (f" & (kk < {length})[None, :]" if ragged else "")
+        ways = self.tile.ways
+        inner = min(self.tile.inner, max(16, 1 << (-(-length // ways) - 1).bit_length()))
+        ragged = length % (inner * ways) != 0
+        self.say(f"for k in range(0, {length}, {inner * ways}):")
+        if ways == 1:
+            self.say(f"    kk = k + tl.arange(0, {inner})")
+            over, down, rows, columns = "[None, :]", "[:, None]", "[:, None]", "[None, :]"
+        else:
+            self.say(f"    kk = k + tl.arange(0, {ways})[:, None] * {inner} + tl.arange(0, {inner})[None, :]")
+            over, down, rows, columns = "[:, None, :]", "[:, :, None]", "[None, :, None]", "[None, None, :]"
+        mask = f"live{rows}" + (f" & (kk < {length}){over}" if ragged else "")
         past = ', cache_modifier=".cg"' if memory.fresh else ""
-        where = f"{memory.pointer} + ({row})[:, None] * {memory.width} + ({inside} + kk)[None, :]"
+        where = f"{memory.pointer} + ({row}){rows} * {memory.width} + ({inside} + kk){over}"
         self.say(f"    rows = tl.load({where}, mask={mask}, other=0{past})")
-        masks = [f"(kk < {length})[:, None]"] * ragged + ["real[None, :]"] * (not self.whole_units)
+        masks = [f"(kk < {length}){down}"] * ragged + [f"real{columns}"] * (not self.whole_units)
         mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
         along, across = weight.strides
+        how = f'input_precision="{self.tile.precision}", out_dtype={kept}'
         for unit, total in enumerate(totals):
-            down = f"(kk + {start})[:, None] * {along}"
-            aside = f"(col + {unit * self.units.width})[None, :] * {across}"
-            self.say(f"    weight = tl.load({weight.pointer} + {down} + {aside}{mask})")
-            how = f'input_precision="{self.tile.precision}", out_dtype={kept}'
+            at = f"(kk + {start}){down} * {along} + (col + {unit * self.units.width}){columns} * {across}"
+            self.say(f"    weight = tl.load({weight.pointer} + {at}{mask})")
             self.say(f"    {total} = tl.dot(rows, weight, {total}, {how})")
 
     def _segments(self, value: Value) -> list[str]:

@@ -32,6 +32,11 @@ def usable(device: torch.device) -> bool:
     return has_triton() and (device.type == "cuda" or (device.type == "cpu" and interpreted()))
 
 
+def current_stream(device: torch.device) -> int:
+    """The handle of a device's current stream; 0 without one."""
+    return torch._C._cuda_getCurrentRawStream(device.index or 0) if device.type == "cuda" else 0
+
+
 class Kernel:
     """One generated kernel. The last parameters, `constants`, are compile-time numbers."""
 
@@ -50,18 +55,15 @@ class Kernel:
         if interpreted():
             self.function[(programs,)](*arguments, *constants)
             return
-        pointers = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
-        aligned = all(isinstance(a, int) or p % 16 == 0 for a, p in zip(arguments, pointers, strict=True))
+        pointers = [argument if type(argument) is int else argument.data_ptr() for argument in arguments]
+        aligned = not any(p & 15 for a, p in zip(arguments, pointers, strict=True) if type(a) is not int)
         key = (device.index, aligned, constants)
         compiled = self.compiled.get(key)
-        stream = torch.cuda.current_stream(device).cuda_stream
         if compiled is None:
             with torch.cuda.device(device):
-                self.compiled[key] = self._compile(arguments, constants, aligned)
-                compiled = self.compiled[key]
-        compiled.run(
-            programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *pointers, *constants
-        )
+                compiled = self.compiled[key] = self._compile(arguments, constants, aligned)
+        fixed = (compiled.function, compiled.packed_metadata, None, None, None)
+        compiled.run(programs, 1, 1, current_stream(device), *fixed, *pointers, *constants)
 
     def _compile(self, arguments: Sequence[Any], constants: tuple[Any, ...], aligned: bool) -> Any:
         """Compile without looking at the values of numbers, and at the alignment of pointers only as a whole."""

@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from weft.run.gpu.formulas import PRELUDE
 from weft.run.gpu.job import Tile
 
-FIXED_COLUMNS = 5
-"""Of the table of steps: first and last row, first and last edge, which type. Then one for each class that is written."""
-
 BARRIER = """
 
 @triton.jit

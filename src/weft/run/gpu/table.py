@@ -1,0 +1,52 @@
+"""The table of a group's steps, one line for each: what a kernel that walks them must know.
+
+    first row, last row, first edge, last edge, number of the type in the group,
+    then for every type and output: how far the step's rows are shifted to their class rows, and to those that the group wrote
+
+Every line fills the columns of its own type only.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from weft.graph.program import Ints
+from weft.plan.plan import Plan
+
+FIXED = 5
+
+
+def columns(plan: Plan, number: int) -> dict[tuple[int, int], int]:
+    """The column of each (type, output) of a group: the shift to class rows; that to the group's own is the next."""
+    outputs = [(t, output) for t in plan.groups[number].types for output in range(plan.program.types[t].outputs)]
+    return {output: FIXED + 2 * at for at, output in enumerate(outputs)}
+
+
+def step_table(plan: Plan, number: int) -> Ints:
+    """Made once for each plan."""
+    key = ("step table", number)
+    if key not in plan._derived:
+        plan._derived[key] = _make(plan, number)
+    return cast(Ints, plan._derived[key])
+
+
+def _make(plan: Plan, number: int) -> Ints:
+    group = plan.groups[number]
+    where = columns(plan, number)
+    table = np.zeros((group.steps, FIXED + 2 * len(where)), dtype=np.int32)
+    table[:, 0], table[:, 1] = group.step_lo, group.step_hi
+    for at, t in enumerate(group.types):
+        mine = slice(None) if len(group.types) == 1 else np.flatnonzero(group.step_type == t)
+        lo = group.step_lo[mine]
+        table[mine, 4] = at
+        for read in plan.reads:
+            if read.type == t and read.kind == "edges" and read.offsets is not None:
+                table[mine, 2], table[mine, 3] = read.offsets[lo], read.offsets[group.step_hi[mine]]
+        for output in range(plan.program.types[t].outputs):
+            if len(lo) and (t, output) in plan.class_row:
+                first, column = plan.class_span(number, plan.class_of[t, output])[0], where[t, output]
+                table[mine, column] = plan.class_row[t, output][lo] - lo
+                table[mine, column + 1] = table[mine, column] - first
+    return table.reshape(-1)
