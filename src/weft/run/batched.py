@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from weft.run.code import CellCode, Role
 from weft.run.forward import run_forward
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
+from weft.run.inorder import in_order
 from weft.run.somerows import SomeRows
 from weft.run.typerun import Arenas, TypeRun
 from weft.run.upload import as_tensor
@@ -309,38 +309,13 @@ class Execution:
         if len(given) == 1 and len(self.plan.rows[given[0][0]]) == n:
             return example.index_select(0, self.indices.row_of_node())
         if sum(part.shape[0] for _, part in given) == n:
-            return self._in_order(wanted.name, given)
+            return in_order(self.indices, self.codes, self.arenas, wanted.name, given)
         out = torch.zeros((n, *example.shape[1:]), dtype=example.dtype, device=example.device)
         for t, part in given:
             nodes = self.indices.nodes(t)
             assert nodes is not None
             out.index_copy_(0, nodes.long(), part)
         return out
-
-    def _in_order(self, name: Name, given: list[tuple[int, Tensor]]) -> Tensor:
-        """Rows of several types, brought into the order of nodes: out of one arena, if all of them lie there."""
-        homes = {self._home(t, name) for t, _ in given}
-        (home,) = homes if len(homes) == 1 else (None,)
-        rows = torch.cat([part for _, part in given]) if home is None else self.arenas[home]
-        place = np.empty(self.plan.program.num_nodes, dtype=np.int32)
-        start = 0
-        for t, part in given:
-            if home is None:
-                place[self.plan.rows[t]] = np.arange(start, start + len(part), dtype=np.int32)
-            else:
-                output = next(o for (of, o), number in self.plan.class_of.items() if of == t and number == home[0])
-                place[self.plan.rows[t]] = self.plan.class_row[t, output]
-            start += len(part)
-        return rows.index_select(0, as_tensor(place, self.call.device))
-
-    def _home(self, t: int, name: Name) -> tuple[int, Name] | None:
-        """The arena in which an output of a type lies, if it is one that others read."""
-        code = self.codes[t]
-        for other, value in code.split.outputs.items():
-            if value is code.split.outputs[name] and other in code.role.exchanged:
-                output, key = other
-                return self.plan.class_of[t, output], key
-        return None
 
     # Between forward and backward.
 

@@ -245,6 +245,10 @@ class Indices:
 
         return self._once(("back", type, port, group), make)
 
+    def kept(self, key: object, make: Callable[[], np.ndarray]) -> Tensor:
+        """An array that others make from the plan."""
+        return self._once(key, lambda: as_tensor(make(), self.device))
+
     def _once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self._kept:
             self._kept[key] = make()
