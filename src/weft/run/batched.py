@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,6 +43,17 @@ class CompiledCell:
     """The structure of what the cell pushes; None if it pushes nothing."""
     kept: OrderedDict[Any, dict[int, CellCode]] = field(default_factory=OrderedDict)
     """The compiled pieces of this cell and those that it ran with."""
+
+    def own_name(self, name: Name) -> Name:
+        """What is pushed and is a state, too, is known as the state: one tensor, one gradient."""
+        return self._twins.get(name, name)
+
+    @cached_property
+    def _twins(self) -> dict[Name, Name]:
+        outputs = self.trace.tape.outputs
+        states = {id(outputs["out", name]): name for name in self.trace.outputs if isinstance(name[0], int)}
+        pushed = [name for name in self.trace.outputs if name[0] == "push"]
+        return {name: states[id(outputs["out", name])] for name in pushed if id(outputs["out", name]) in states}
 
     def code(self, role: Role) -> CellCode:
         if role not in self.codes:
@@ -136,7 +148,7 @@ class Execution:
         for name in cell.trace.tape.inputs:
             if port_of(plan.program.types[t].ports, name) in recurrent:
                 recurrent_in.add(name)
-        wanted = {w.name for w in self.call.wanted if t in w.types(plan)}
+        wanted = {cell.own_name(w.name) for w in self.call.wanted if t in w.types(plan)}
         for name in cell.trace.outputs:
             if isinstance(name, tuple) and isinstance(name[0], int):
                 value_class = plan.class_of[t, name[0]]
@@ -156,6 +168,10 @@ class Execution:
             self.call.device.type,
         )
         return cell.code(role)
+
+    def name_at(self, t: int, wanted: Wanted) -> Name:
+        """What a wanted output is called in a type's cell."""
+        return self.call.cells[t].own_name(wanted.name)
 
     def _learning_types(self) -> dict[int, bool]:
         """Which types' outputs depend on anything that needs a gradient."""
@@ -276,7 +292,7 @@ class Execution:
         return rows.clone() if is_free(value) or value.name in self.codes[t].input_name else rows
 
     def _some_nodes(self, wanted: Wanted) -> Tensor:
-        parts = [(at, self._chosen(t, wanted.name, rows)) for t, at, rows in wanted.parts(self.plan)]
+        parts = [(at, self._chosen(t, self.name_at(t, wanted), rows)) for t, at, rows in wanted.parts(self.plan)]
         if len(parts) == 1 and parts[0][1] is not None:
             return parts[0][1]
         assert wanted.nodes is not None
@@ -300,7 +316,7 @@ class Execution:
         return self.runs[t].whole(value).index_select(0, as_tensor(rows, self.call.device))
 
     def _all_nodes(self, wanted: Wanted) -> Tensor:
-        parts = [(t, self._rows_of(t, wanted.name)) for t in self.types]
+        parts = [(t, self._rows_of(t, self.name_at(t, wanted))) for t in self.types]
         given = [(t, part) for t, part in parts if part is not None]
         example = given[0][1]
         n = self.plan.program.num_nodes
@@ -353,25 +369,26 @@ class Execution:
     def _given(self, grads: Sequence[Tensor | None]) -> Given:
         given: Given = {}
         for wanted, grad in zip(self.call.wanted, grads, strict=True):
-            name = wanted.name
             if grad is None:
                 continue
             if wanted.nodes is not None:
                 self._give(given, wanted, grad)
                 continue
             for t in self.types:
+                name = self.name_at(t, wanted)
                 if name in self.codes[t].split.outputs:
                     nodes = self.indices.nodes(t)
-                    given[t, name] = grad if nodes is None else grad.index_select(0, nodes)
+                    _add(given, (t, name), grad if nodes is None else grad.index_select(0, nodes))
         return given
 
     def _give(self, given: Given, wanted: Wanted, grad: Tensor) -> None:
         """Gradients of some nodes' rows."""
         for t, at, rows in wanted.parts(self.plan):
-            if wanted.name not in self.codes[t].split.outputs:
+            name = self.name_at(t, wanted)
+            if name not in self.codes[t].split.outputs:
                 continue
             part = grad if at is None else grad.index_select(0, as_tensor(at, self.call.device))
-            given[t, wanted.name] = SomeRows(rows, part, len(self.plan.rows[t]))
+            _add(given, (t, name), SomeRows(rows, part, len(self.plan.rows[t])))
 
     def _gradients(self, tensors: Sequence[Tensor], sweep: Backward) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(tensors)
@@ -404,6 +421,15 @@ class Execution:
 
     def _repeats(self) -> bool:
         return self.plan.program.feed is not None
+
+
+def _add(given: Given, key: tuple[int, Name], grad: Tensor | SomeRows) -> None:
+    """A gradient beside what came before under the same name."""
+    before = given.get(key)
+    if before is not None:
+        first, second = (part.dense() if isinstance(part, SomeRows) else part for part in (before, grad))
+        grad = first + second
+    given[key] = grad
 
 
 def _with_zeros(rows: Tensor, like: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from weft.errors import TraceError
 from weft.graph import ops
 from weft.graph.tape import Name, Tape, Value, operands
+from weft.run.absent import leave_out_absent
 from weft.run.fuse import fuse_sums
 from weft.run.recompute import copy_tape, recompute_in_backward
 from weft.run.views import bases, is_free
@@ -68,6 +69,7 @@ def split(
     depends = _descendants(tape, [v for name, v in tape.inputs.items() if name in recurrent_in])
     from_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct"])
     from_given_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct" and name[1] in cotangents])
+    leave_out_absent(tape, from_ct - from_given_ct)
     from_recurrent_ct = _descendants(tape, [v for n, v in tape.inputs.items() if n[0] == "ct" and n[1] in recurrent_out])
     wanted = {}
     for name in gradients:

@@ -212,7 +212,7 @@ def _reorders(t: int, code: CellCode, execution: Execution) -> int:
     kinds = [name[0] for name, value in code.split.tape.inputs.items() if id(value) in taken]
     fed = kinds.count("feed") if execution.indices.rows(t) is not None else 0
     edges = kinds.count("edge_feed") + kinds.count("slot_edge")
-    results = sum(wanted.name in code.split.outputs for wanted in execution.call.wanted)
+    results = sum(execution.name_at(t, wanted) in code.split.outputs for wanted in execution.call.wanted)
     return fed + edges + (results if execution.indices.nodes(t) is not None else 0)
 
 
