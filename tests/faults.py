@@ -22,6 +22,7 @@ from weft.run.collect import Collecting
 from weft.run.columns import Addresses, Cut
 from weft.run.gather import _Select, _Sum
 from weft.run.indices import Indices
+from weft.run.results import Results
 from weft.run.typerun import TypeRun
 
 Make = Callable[[Any], Any]
@@ -106,10 +107,10 @@ def row_of_zeros_is_not_zero(right: Any) -> Any:
     return make_arenas
 
 
-@fault(Execution, "_all_nodes")
+@fault(Results, "rows")
 def swapped_rows(right: Any) -> Any:
-    def output(self: Any, name: Any) -> Tensor:
-        result: Tensor = right(self, name)
+    def output(self: Any, *args: Any) -> Tensor:
+        result: Tensor = right(self, *args)
         return torch.cat([result[1:2], result[:1], result[2:]])
 
     return output
@@ -159,7 +160,7 @@ def plans_of_other_graphs_are_reused(right: Any) -> Any:
     return property(lambda self: self.num_vertices)
 
 
-@fault(Indices, "_bounds")
+@fault(Indices, "bounds")
 def wrong_segment_bounds(right: Any) -> Any:
     def bounds(self: Any, *arguments: Any) -> Cut:
         cut: Cut = right(self, *arguments)

@@ -22,7 +22,7 @@ from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.graph.tracing import tracing
 from weft.graph.twin import Escaped
-from weft.run.batched import CompiledCell
+from weft.run.call import CompiledCell
 
 KEPT_TRACES = 4
 KEPT_KINDS = 16

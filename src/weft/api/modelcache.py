@@ -11,7 +11,7 @@ from weft.graph.program import NodeType
 from weft.graph.rows import Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.plan.schedule import PlanCache
-from weft.run.batched import CompiledCell
+from weft.run.call import CompiledCell
 
 
 class ModelCache:

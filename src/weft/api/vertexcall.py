@@ -21,7 +21,8 @@ from weft.graph.rows import TensorSpec
 from weft.graph.tape import Name
 from weft.plan.plan import Plan
 from weft.plan.schedule import schedule
-from weft.run.batched import Call, CompiledCell, run_batched
+from weft.run.batched import run_batched
+from weft.run.call import Call, CompiledCell
 from weft.run.reference import run_reference
 from weft.run.wanted import Wanted
 

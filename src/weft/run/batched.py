@@ -4,78 +4,26 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.graph.cell import Trace
 from weft.graph.ports import port_of, slots_port
-from weft.graph.program import Ints
 from weft.graph.tape import Name
-from weft.plan.plan import Plan
-from weft.run.backward import Backward, Given
+from weft.run.backward import Backward
+from weft.run.call import Call
 from weft.run.code import CellCode, Role
 from weft.run.forward import run_forward
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
-from weft.run.inorder import in_order
-from weft.run.somerows import SomeRows
+from weft.run.results import Results
 from weft.run.typerun import Arenas, TypeRun
 from weft.run.upload import as_tensor
-from weft.run.views import is_free
-from weft.run.wanted import Wanted
 
 KEPT_CODES = 64
 """How many sets of compiled cells are remembered: training, inference, other outputs, other shapes of plans."""
-
-
-@dataclass(eq=False)
-class CompiledCell:
-    """A traced cell and its compiled pieces, one set per role."""
-
-    trace: Trace
-    codes: dict[Role, CellCode] = field(default_factory=dict)
-    tree: Any = None
-    """The structure of what the cell pushes; None if it pushes nothing."""
-    kept: OrderedDict[Any, dict[int, CellCode]] = field(default_factory=OrderedDict)
-    """The compiled pieces of this cell and those that it ran with."""
-
-    def own_name(self, name: Name) -> Name:
-        """What is pushed and is a state, too, is known as the state: one tensor, one gradient."""
-        return self._twins.get(name, name)
-
-    @cached_property
-    def _twins(self) -> dict[Name, Name]:
-        outputs = self.trace.tape.outputs
-        states = {id(outputs["out", name]): name for name in self.trace.outputs if isinstance(name[0], int)}
-        pushed = [name for name in self.trace.outputs if name[0] == "push"]
-        return {name: states[id(outputs["out", name])] for name in pushed if id(outputs["out", name]) in states}
-
-    def code(self, role: Role) -> CellCode:
-        if role not in self.codes:
-            self.codes[role] = CellCode(self.trace.tape, role, self.trace.name)
-        return self.codes[role]
-
-
-@dataclass(eq=False)
-class Call:
-    """What one batched call computes: a plan, a cell for each type, the fed tensors, and which outputs are wanted."""
-
-    plan: Plan
-    cells: dict[int, CompiledCell]
-    feeds: dict[tuple[Any, ...], Tensor]
-    """Leaves of the fed nests, by the feed's name and the leaf's number; after a type's number, for that type alone."""
-    edges: Sequence[Tensor]
-    wanted: Sequence[Wanted]
-    device: torch.device
-    recompute: bool = False
-    backend: str = "eager"
-    everyone: Sequence[Tensor] = ()
-    """Parameters that take part with zeros where the call does not use them: processes that train together expect them all."""
 
 
 def run_batched(call: Call) -> list[Tensor]:
@@ -169,10 +117,6 @@ class Execution:
         )
         return cell.code(role)
 
-    def name_at(self, t: int, wanted: Wanted) -> Name:
-        """What a wanted output is called in a type's cell."""
-        return self.call.cells[t].own_name(wanted.name)
-
     def _learning_types(self) -> dict[int, bool]:
         """Which types' outputs depend on anything that needs a gradient."""
         learns: dict[int, bool] = {}
@@ -221,7 +165,8 @@ class Execution:
             t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors), self.records) for t in self.types
         }
         run_forward(self.plan, self.runs)
-        return [self._all_nodes(w) if w.nodes is None else self._some_nodes(w) for w in self.call.wanted]
+        results = Results(self.call, self.codes, self.indices)
+        return [results.rows(wanted, self.runs, self.arenas) for wanted in self.call.wanted]
 
     def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Name], Tensor]:
         def fed(t: int, name: Any, into: Tensor | None = None) -> Tensor:
@@ -277,62 +222,6 @@ class Execution:
                         arenas[number, key] = arena
         return arenas
 
-    def _rows_of(self, t: int, name: Name) -> Tensor | None:
-        """A wanted output's rows of one type."""
-        value = self.codes[t].split.outputs.get(name)
-        if value is None:
-            return None
-        if name in self.codes[t].role.exchanged:
-            output, key = name
-            arena = self.arenas[self.plan.class_of[t, output], key]
-            where = self.indices.class_rows(t, output)
-            return arena[where[0] : where[1]] if isinstance(where, tuple) else arena.index_select(0, where)
-        rows = self.runs[t].whole(value)
-        # What was not computed here belongs to someone else: an input, a parameter, or a part of them.
-        return rows.clone() if is_free(value) or value.name in self.codes[t].input_name else rows
-
-    def _some_nodes(self, wanted: Wanted) -> Tensor:
-        parts = [(at, self._chosen(t, self.name_at(t, wanted), rows)) for t, at, rows in wanted.parts(self.plan)]
-        if len(parts) == 1 and parts[0][1] is not None:
-            return parts[0][1]
-        assert wanted.nodes is not None
-        kinds = [self.call.cells[t].trace.outputs for t in self.types]
-        spec = next(outputs[wanted.name] for outputs in kinds if wanted.name in outputs)
-        out = torch.zeros((len(wanted.nodes), *spec.shape), dtype=spec.dtype, device=self.call.device)
-        for at, part in parts:
-            if part is not None and at is not None:
-                out[as_tensor(at, self.call.device)] = part
-        return out
-
-    def _chosen(self, t: int, name: Name, rows: Ints) -> Tensor | None:
-        """Some rows of an output of one type."""
-        value = self.codes[t].split.outputs.get(name)
-        if value is None:
-            return None
-        if name in self.codes[t].role.exchanged:
-            output, key = name
-            arena = self.arenas[self.plan.class_of[t, output], key]
-            return arena.index_select(0, as_tensor(self.plan.class_row[t, output][rows], self.call.device))
-        return self.runs[t].whole(value).index_select(0, as_tensor(rows, self.call.device))
-
-    def _all_nodes(self, wanted: Wanted) -> Tensor:
-        parts = [(t, self._rows_of(t, self.name_at(t, wanted))) for t in self.types]
-        given = [(t, part) for t, part in parts if part is not None]
-        example = given[0][1]
-        n = self.plan.program.num_nodes
-        if len(given) == 1 and self.indices.nodes(given[0][0]) is None:
-            return example.detach() if example.shape[0] == n else example
-        if len(given) == 1 and len(self.plan.rows[given[0][0]]) == n:
-            return example.index_select(0, self.indices.row_of_node())
-        if sum(part.shape[0] for _, part in given) == n:
-            return in_order(self.indices, self.codes, self.arenas, wanted.name, given)
-        out = torch.zeros((n, *example.shape[1:]), dtype=example.dtype, device=example.device)
-        for t, part in given:
-            nodes = self.indices.nodes(t)
-            assert nodes is not None
-            out.index_copy_(0, nodes.long(), part)
-        return out
-
     # Between forward and backward.
 
     def pack(self) -> list[Tensor]:
@@ -360,35 +249,11 @@ class Execution:
         self.runs = {t: TypeRun(t, self.codes[t], self.indices, arenas, self._fed(tensors), self.records) for t in self.types}
         for (t, key), tensor in zip(self.saved, saved, strict=False):
             self.runs[t].store[key] = tensor
-        sweep = Backward(self.plan, self.runs, self._given(grads), self.learns)
+        sweep = Backward(self.plan, self.runs, Results(self.call, self.codes, self.indices).given(grads), self.learns)
         sweep.run()
         results = self._gradients(tensors, sweep)
         self.forget()
         return results
-
-    def _given(self, grads: Sequence[Tensor | None]) -> Given:
-        given: Given = {}
-        for wanted, grad in zip(self.call.wanted, grads, strict=True):
-            if grad is None:
-                continue
-            if wanted.nodes is not None:
-                self._give(given, wanted, grad)
-                continue
-            for t in self.types:
-                name = self.name_at(t, wanted)
-                if name in self.codes[t].split.outputs:
-                    nodes = self.indices.nodes(t)
-                    _add(given, (t, name), grad if nodes is None else grad.index_select(0, nodes))
-        return given
-
-    def _give(self, given: Given, wanted: Wanted, grad: Tensor) -> None:
-        """Gradients of some nodes' rows."""
-        for t, at, rows in wanted.parts(self.plan):
-            name = self.name_at(t, wanted)
-            if name not in self.codes[t].split.outputs:
-                continue
-            part = grad if at is None else grad.index_select(0, as_tensor(at, self.call.device))
-            _add(given, (t, name), SomeRows(rows, part, len(self.plan.rows[t])))
 
     def _gradients(self, tensors: Sequence[Tensor], sweep: Backward) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(tensors)
@@ -421,15 +286,6 @@ class Execution:
 
     def _repeats(self) -> bool:
         return self.plan.program.feed is not None
-
-
-def _add(given: Given, key: tuple[int, Name], grad: Tensor | SomeRows) -> None:
-    """A gradient beside what came before under the same name."""
-    before = given.get(key)
-    if before is not None:
-        first, second = (part.dense() if isinstance(part, SomeRows) else part for part in (before, grad))
-        grad = first + second
-    given[key] = grad
 
 
 def _with_zeros(rows: Tensor, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from weft.graph.rows import TensorSpec
 from weft.graph.tape import Name
 from weft.graph.tracing import tracing
 from weft.graph.twin import Escaped
-from weft.run.batched import CompiledCell
+from weft.run.call import CompiledCell
 from weft.run.callports import Groups
 
 KEPT_TRACES = 4

@@ -17,7 +17,8 @@ from weft.graph.program import Ints, NodeType
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, merge_calls, merge_tables
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
-from weft.run.batched import Call, CompiledCell, run_batched
+from weft.run.batched import run_batched
+from weft.run.call import Call, CompiledCell
 from weft.run.callcells import Cells
 from weft.run.callgraph import CallGraph, call_graph, needed, planned_program, without
 from weft.run.callports import Sharing

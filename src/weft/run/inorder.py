@@ -17,10 +17,13 @@ from weft.run.typerun import Arenas
 
 
 def in_order(
-    indices: Indices, codes: Mapping[int, CellCode], arenas: Arenas, name: Name, parts: list[tuple[int, Tensor]]
+    indices: Indices, codes: Mapping[int, CellCode], arenas: Arenas, names: list[Name], parts: list[tuple[int, Tensor]]
 ) -> Tensor:
-    """An output's rows of several types, together all nodes: out of one arena, if all of them lie there."""
-    found = [_exchanged(codes[t], name) for t, _ in parts]
+    """An output's rows of several types, together all nodes: out of one arena, if all of them lie there.
+
+    `names` is what each type calls the output.
+    """
+    found = [_exchanged(codes[t], name) for (t, _), name in zip(parts, names, strict=True)]
     homes = {
         None if one is None else (indices.plan.class_of[t, one[0]], one[1]) for (t, _), one in zip(parts, found, strict=True)
     }

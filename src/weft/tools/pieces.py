@@ -17,7 +17,8 @@ import torch
 from weft.graph.ports import port_of
 from weft.plan.plan import NOT_A_SLICE, Plan, Read
 from weft.plan.returns import steps_that_return
-from weft.run.batched import Call, Execution
+from weft.run.batched import Execution
+from weft.run.call import Call
 from weft.run.code import CellCode
 from weft.run.indices import Indices
 from weft.run.split import BACKWARD, FORWARD, Split
@@ -212,7 +213,8 @@ def _reorders(t: int, code: CellCode, execution: Execution) -> int:
     kinds = [name[0] for name, value in code.split.tape.inputs.items() if id(value) in taken]
     fed = kinds.count("feed") if execution.indices.rows(t) is not None else 0
     edges = kinds.count("edge_feed") + kinds.count("slot_edge")
-    results = sum(execution.name_at(t, wanted) in code.split.outputs for wanted in execution.call.wanted)
+    names = [execution.call.cells[t].own_name(wanted.name) for wanted in execution.call.wanted]
+    results = sum(name in code.split.outputs for name in names)
     return fed + edges + (results if execution.indices.nodes(t) is not None else 0)
 
 

@@ -19,7 +19,7 @@ from weft.lazy.batched import Batched
 from weft.lazy.entry import batched
 from weft.lazy.netmodule import BatchedModule
 from weft.plan.plan import Plan
-from weft.run.batched import Call, CompiledCell
+from weft.run.call import Call, CompiledCell
 from weft.run.calls import observe
 from weft.run.options import Options
 from weft.tools.explain import explain

@@ -1,0 +1,63 @@
+"""What one batched call computes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.graph.cell import Trace
+from weft.graph.tape import Name
+from weft.plan.plan import Plan
+from weft.run.code import CellCode, Role
+from weft.run.wanted import Wanted
+
+
+@dataclass(eq=False)
+class CompiledCell:
+    """A traced cell and its compiled pieces, one set per role."""
+
+    trace: Trace
+    codes: dict[Role, CellCode] = field(default_factory=dict)
+    tree: Any = None
+    """The structure of what the cell pushes; None if it pushes nothing."""
+    kept: OrderedDict[Any, dict[int, CellCode]] = field(default_factory=OrderedDict)
+    """The compiled pieces of this cell and those that it ran with."""
+
+    def own_name(self, name: Name) -> Name:
+        """What is pushed and is a state, too, is known as the state: one tensor, one gradient."""
+        return self._twins.get(name, name)
+
+    @cached_property
+    def _twins(self) -> dict[Name, Name]:
+        outputs = self.trace.tape.outputs
+        states = {id(outputs["out", name]): name for name in self.trace.outputs if isinstance(name[0], int)}
+        pushed = [name for name in self.trace.outputs if name[0] == "push"]
+        return {name: states[id(outputs["out", name])] for name in pushed if id(outputs["out", name]) in states}
+
+    def code(self, role: Role) -> CellCode:
+        if role not in self.codes:
+            self.codes[role] = CellCode(self.trace.tape, role, self.trace.name)
+        return self.codes[role]
+
+
+@dataclass(eq=False)
+class Call:
+    """What one batched call computes: a plan, a cell for each type, the fed tensors, and which outputs are wanted."""
+
+    plan: Plan
+    cells: dict[int, CompiledCell]
+    feeds: dict[tuple[Any, ...], Tensor]
+    """Leaves of the fed nests, by the feed's name and the leaf's number; after a type's number, for that type alone."""
+    edges: Sequence[Tensor]
+    wanted: Sequence[Wanted]
+    device: torch.device
+    recompute: bool = False
+    backend: str = "eager"
+    everyone: Sequence[Tensor] = ()
+    """Parameters that take part with zeros where the call does not use them: processes that train together expect them all."""
