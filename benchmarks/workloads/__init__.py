@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from benchmarks.workloads import child_sum, grid, ragged_lstm, tree_fc, tree_lstm
+from benchmarks.workloads import blocks_tree_lstm, child_sum, grid, ragged_lstm, tree_fc, tree_lstm
 from benchmarks.workloads.common import CaseSpec, Options
 
 WORKLOADS: dict[str, Callable[[Options], list[CaseSpec]]] = {
     "tree_lstm": tree_lstm.cases,
+    "blocks_tree_lstm": blocks_tree_lstm.cases,
     "child_sum": child_sum.cases,
     "tree_fc": tree_fc.cases,
     "ragged_lstm": ragged_lstm.cases,

@@ -162,7 +162,7 @@ class Emitter:
             return None
         if isinstance(type, BroadcastSequenceType):
             return self.variables(type.element_type)
-        return Name(self.fresh(), self.fresh("p"))
+        return Name(self.fresh(), self.fresh("p")) if isinstance(type, PyObjectType) else Name(self.fresh())
 
     def assign(self, target: Value, value: Value, type: ResultType) -> None:
         pairs = list(self._pairs(target, value, type))

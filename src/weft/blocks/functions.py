@@ -71,21 +71,27 @@ class Function(Block):
     def _tried(self, given: ResultType, lengths: tuple[int, ...]) -> ResultType:
         """The output type, seen by running the code on fake tensors."""
         fn, arrange = self.__dict__["fn"], positional(given)
-        specs = specs_of(given, lengths)
+        specs, device = specs_of(given, lengths), _device(fn)
         seen: list[Any] = []
-        _materialise(
-            fn, lambda: fn(*arrange([torch.zeros(spec.shape, dtype=spec.dtype, device=_device(fn)) for spec in specs]))
-        )
+
+        def on_zeros() -> Any:
+            with torch.no_grad():
+                return fn(*arrange([torch.zeros(spec.shape, dtype=spec.dtype, device=device) for spec in specs]))
 
         def body(*tensors: Tensor) -> Sequence[Tensor]:
             seen.append(fn(*arrange(tensors)))
             return [leaf for leaf in tensor_leaves(seen[-1]) if isinstance(leaf, Tensor)]
 
         try:
-            call_type(self.name, body, specs, owners=(fn,), device=_device(fn))
+            if _waits_inside(fn):
+                on_zeros()
+            call_type(self.name, body, specs, owners=(fn,), device=device)
         except Exception as error:
-            error.add_note(f"while finding out what {self._path()} gives for {given!r}")
-            raise
+            try:
+                seen.append(on_zeros())  # code that looks at values cannot run on fake tensors
+            except Exception:
+                error.add_note(f"while finding out what {self._path()} gives for {given!r}")
+                raise error from None
         return self._type_of(seen[-1])
 
     def _type_of(self, result: Any) -> ResultType:
@@ -191,12 +197,9 @@ def _with_unknown(block: Function, first: ResultType, second: ResultType, length
     return nest_of(iter(found), first) if isinstance(first, TensorType) else TupleType(*nest_of(iter(found), first))
 
 
-def _materialise(fn: Any, run: Callable[[], Any]) -> None:
-    """Modules that find their sizes at the first call get one now."""
-    modules = fn.modules() if isinstance(fn, nn.Module) else ()
-    if any(map(_waits, modules)):
-        with torch.no_grad():
-            run()
+def _waits_inside(fn: Any) -> bool:
+    """Whether there are modules that find their sizes at the first call, and have had none."""
+    return isinstance(fn, nn.Module) and any(map(_waits, fn.modules()))
 
 
 def _waits(module: nn.Module) -> bool:
