@@ -81,7 +81,7 @@ class Emitter:
         return self.placed(name, place)
 
     def placed(self, name: str, place: str) -> Name:
-        if not self.traced:
+        if not self.traced or place == "''":
             return Name(name)
         where = self.fresh("p")
         self.line(f"{where} = {place}")

@@ -41,6 +41,7 @@ class Function(Block):
         super().__init__(name=name)
         check_callable(self.name, "fn", fn)
         self._infer = infer_output_type
+        self._inferred_for: ResultType | None = None
         self.__dict__["fn"] = fn
         if isinstance(fn, FC | Embedding):
             set_type(self, "output", TensorType([fn.output_size], next((p.dtype for p in fn.parameters()), None)))
@@ -56,8 +57,9 @@ class Function(Block):
         leaves = given.terminal_types()
         if not is_tensor_nest(given) or not leaves:
             raise self._mismatch(f"input type: expected a tensor or a tuple of tensors, got {given!r}")
-        if self._infer:
+        if self._infer and (self.output_type is None or self._inferred_for != given):
             set_type(self, "output", self._inferred(given))
+            self._inferred_for = given
 
     def _inferred(self, given: ResultType) -> ResultType:
         leaves = given.terminal_types()

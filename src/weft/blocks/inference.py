@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class _Work(threading.local):
     def __init__(self) -> None:
         self.depth = 0
-        self.pending: list[Block] = []
+        self.pending: dict[Block, None] = {}
         self.journal: list[tuple[Block, str]] = []
 
 
@@ -44,23 +44,25 @@ def inferring() -> Iterator[None]:
     finally:
         _work.depth -= 1
         if _work.depth == 0:
-            _work.pending, _work.journal = [], []
+            _work.pending, _work.journal = {}, []
 
 
 def wake(block: Block) -> None:
-    _work.pending.append(block)
+    _work.pending[block] = None
 
 
 def _settle() -> None:
     while _work.pending:
-        block = _work.pending.pop()
+        block, _ = _work.pending.popitem()
         block._update()
 
 
 def set_type(block: Block, side: str, type: Any) -> None:
     """Set the input or output type of a block, or check that it is this one."""
-    found = canonicalize_type(type)
     known = block._types[side]
+    if type is known:
+        return
+    found = canonicalize_type(type)
     if known is None:
         check_classes(block, side, found, block._classes[side])
         block._types[side] = found

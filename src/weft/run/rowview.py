@@ -51,12 +51,10 @@ def _step(value: Value) -> tuple[Value, int, bool] | None:
     target = value.target
     if ops.is_getitem(target):
         cut = value.args[0]
+        if cut.target not in (aten.split.Tensor, aten.split_with_sizes.default):
+            return None
         source, sizes = cut.args[0], cut.args[1]
-        if (
-            cut.target not in (aten.split.Tensor, aten.split_with_sizes.default)
-            or row_width(source) is None
-            or not cuts_rows(source, _dim(cut, 2))
-        ):
+        if row_width(source) is None or not cuts_rows(source, _dim(cut, 2)):
             return None
         before = sum(sizes[: value.args[1]]) if isinstance(sizes, list | tuple) else sizes * value.args[1]
         return source, before * _inner(source, _dim(cut, 2)), False

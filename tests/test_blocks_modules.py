@@ -1,0 +1,271 @@
+"""Blocks as modules: recursion, sharing, dtypes; programs that are kept, sent and batched by a loader; ragged results."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import weft
+import weft.blocks as wb
+from block_parts import assert_batches, assert_equal, is_list, mix, running
+
+
+def recursive(size: int = 3) -> wb.Block:
+    """Nested lists of numbers to a vector."""
+    deep = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([size]))
+    inner = wb.Map(deep()) >> wb.Sum() >> wb.Function(nn.Linear(size, size), name="inner") >> nn.Dropout(0.5)
+    leaf = wb.Scalar("int64") >> wb.Function(nn.Embedding(5, size), name="leaf")
+    deep.resolve_to(wb.OneOf(is_list, (leaf, inner)))
+    return deep()
+
+
+KEYS = ["target.0.leaf.fn.weight", "target.1.inner.fn.weight", "target.1.inner.fn.bias"]
+
+
+def test_recursion_is_no_obstacle_to_the_methods_of_a_module() -> None:
+    net = recursive()
+    assert list(net.state_dict()) == KEYS == [name for name, _ in net.named_parameters()]
+    assert len(list(net.modules())) == len(set(net.modules())) == len(list(net.named_modules()))
+    assert [module.training for module in net.eval().modules() if isinstance(module, nn.Dropout)] == [False]
+    assert [module.training for module in net.train().modules() if isinstance(module, nn.Dropout)] == [True]
+    for made in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert list(made.state_dict()) == KEYS
+        made.load_state_dict(net.state_dict())
+        assert_equal(made.eval().eval_one([1, [2]]), net.eval().eval_one([1, [2]]))
+    seen: list[str] = []
+    net.apply(lambda module: seen.append(type(module).__name__))
+    assert seen.count("Linear") == 1
+    assert repr(net) == "<wb.ForwardDeclaration()>" and "(as above)" in str(net)
+    assert net.get_submodule("target.1.inner").subblocks == ()
+    with pytest.raises(RuntimeError, match=r'Missing key.*"target.0.leaf.fn.weight".*'):
+        net.load_state_dict({key: value for key, value in net.state_dict().items() if key != KEYS[0]})
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"other"'):
+        net.load_state_dict({**net.state_dict(), "other": torch.zeros(1)})
+
+
+def test_types_follow_the_parameters_to_another_dtype() -> None:
+    net = recursive().eval()
+    assert net.half().output_type == wb.TensorType([3], "float16")
+    assert net.eval_one([1, [2]]).dtype == torch.float16
+    assert wb.compile(net.double())([[1, [2]], 3]).dtype == torch.float64
+    assert_batches(net, [[1, [2, 2]], 3, []])
+    person = wb.Record({"age": wb.Scalar(), "tags": wb.OneHot(3)}) >> wb.Concat() >> nn.Linear(4, 2)
+    assert person.double().eval_one({"age": 3, "tags": 1}).dtype == torch.float64
+
+
+def test_two_blocks_that_refer_to_each_other() -> None:
+    even, odd = (wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([2])) for _ in range(2))
+    for mine, other, name in ((even, odd, "even"), (odd, even, "odd")):
+        step = wb.Function(nn.Linear(2, 2), name=name)
+        mine.resolve_to(wb.OneOf(len, {0: wb.Zeros([2]), 1: wb.GetItem(0) >> other() >> step}))
+    net = even()
+    assert len(net.state_dict()) == 4 == len(list(net.parameters()))
+    assert_batches(net.double(), [[], [[]], [[[]]], [[[[]]]]])
+
+
+def test_a_block_in_several_places_is_one_module() -> None:
+    word = wb.Scalar("int64") >> wb.Embedding(5, 3)
+    net = wb.Record({"a": word, "b": wb.Map(word) >> wb.Sum()}) >> wb.Function(mix)
+    assert len(net.state_dict()) == len(list(net.parameters())) == 1
+    alone = word >> nn.Tanh()
+    assert len(alone.state_dict()) == 1 and next(alone.parameters()) is next(net.parameters())
+    assert_batches(net.double(), [{"a": 1, "b": [1, 2]}, {"a": 2, "b": []}])
+
+
+def test_one_module_behind_two_blocks_is_one_kind_of_call() -> None:
+    linear = nn.Linear(3, 3)
+    net = wb.AllOf(wb.Vector(3) >> linear, wb.Vector(3) >> wb.Function(linear, name="again"))
+    program = wb.compile(net).program([1, 2, 3])
+    assert len(set(program.calls.type.tolist())) == 1 and program.calls.num_calls == 2
+
+
+def test_calls_that_are_equal_may_be_computed_once() -> None:
+    net = wb.Map(wb.Scalar("int64") >> wb.Embedding(5, 3) >> nn.Dropout(0.5)) >> wb.Sum()
+    words = [[1, 1, 2], [1, 2]]
+    assert_batches(net.eval().double(), words, dedupe=True)
+    torch.manual_seed(0)
+    drawn = wb.compile((wb.Scalar() >> nn.Dropout(0.5)).train(), dedupe=True)([1.0] * 64)
+    assert set(drawn.tolist()) == {0.0, 2.0}
+
+
+def test_depth_is_limited_by_memory_alone() -> None:
+    net, chain = recursive().eval(), wb.Map(wb.Scalar()) >> wb.Fold(wb.Function(mix), wb.Zeros([]))
+    nested: Any = 1
+    for _ in range(100_000):
+        nested = [nested]
+    assert wb.compile(net).program(nested).calls.num_calls == 100_001 + 100_000
+    assert wb.compile(chain).program(list(range(100_000))).calls.num_calls == 200_001
+
+
+def test_long_pipes_and_deep_blocks() -> None:
+    pipe = wb.Pipe(wb.Scalar(), *(wb.Function(torch.neg) for _ in range(1100)))
+    assert pipe.eval_one(2) == 2 and pipe.max_depth(2) == 1100
+    block: wb.Block = wb.Scalar()
+    for _ in range(1100):
+        block = wb.Optional(block)
+    assert block.eval_one(7) == 7 and block.eval_one(None) == 0
+    assert len(list(block.modules())) == 1101 and len(str(block).splitlines()) == 1101
+
+
+def test_programs_are_kept_and_sent() -> None:
+    net = wb.compile(recursive().double().eval())
+    examples = [[1, [2, 3]], 4, []]
+    programs = [pickle.loads(pickle.dumps(net.program(example))) for example in examples]
+    assert_equal(net(programs), net(examples))
+    assert_equal(net(net.merge(programs)), net(examples))
+    lengths = wb.compile(wb.Map(wb.Vector(2, "float64")) >> wb.Stack() >> wb.Function(running))
+    lengths.stack = False
+    rows = [[[1, 2]] * n for n in (3, 1, 2)]
+    other = copy.deepcopy(lengths)
+    kept = [other.program(row) for row in rows]
+    assert_equal(lengths([kept[2], kept[0]]), lengths([rows[2], rows[0]]))
+
+
+def test_cache_keeps_the_program_of_an_example() -> None:
+    seen: list[Any] = []
+    net = wb.compile(wb.InputTransform(lambda x: seen.append(x) or x) >> wb.Scalar(), cache=True)
+    assert net([1, 2, 1]).tolist() == net([1, 2, 1]).tolist() == [1, 2, 1]
+    assert seen == [1, 2]
+    net.cache_clear()
+    net([2])
+    assert seen == [1, 2, 2]
+
+
+def test_a_loader_builds_batches() -> None:
+    net = wb.compile(recursive().eval())
+    data = [([1, [2]], 0), (3, 1), ([], 0), ([[4]], 1)]
+    loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=weft.data.collate(net))  # type: ignore[arg-type]
+    for (batch, labels), part in zip(loader, (data[:3], data[3:]), strict=True):
+        assert labels.tolist() == [label for _, label in part]
+        assert_equal(net(batch), net([tree for tree, _ in part]))
+    value_dependent = wb.compile(wb.Map(wb.Scalar()) >> wb.Filter(wb.Identity()) >> wb.Sum())
+    with pytest.raises(weft.StructureError, match="depends on the values of tensors"):
+        weft.data.collate(value_dependent)([[1, 2]])
+
+
+def test_batched_of_a_block() -> None:
+    net = weft.batched(wb.Map(wb.Scalar()))
+    assert [[float(x) for x in row] for row in net([[1, 2], []])] == [[1, 2], []]
+
+
+def test_ragged_results() -> None:
+    block = wb.AllOf(wb.Map(wb.Vector(2)), wb.Length())
+    rows = [[[1, 2], [3, 4]], [], [[5, 6]]]
+    lists, lengths = wb.compile(block)(rows)
+    assert lengths.tolist() == [2, 0, 1] and [[item.tolist() for item in row] for row in lists] == rows
+    (padded, mask), _ = wb.compile(block, ragged="padded")(rows)
+    assert padded.shape == (3, 2, 2) and mask.tolist() == [[True, True], [False, False], [True, False]]
+    assert padded[mask].tolist() == [[1, 2], [3, 4], [5, 6]] and padded[~mask].abs().sum() == 0
+    jagged, _ = wb.compile(block, ragged="nested")(rows)
+    assert [row.tolist() for row in jagged.unbind()] == rows
+    pairs = wb.Map(wb.AllOf(wb.GetItem(0) >> wb.Scalar(), wb.Vector(2)))
+    (firsts, wholes), mask = wb.compile(pairs, ragged="padded")(rows)
+    assert firsts.shape == (3, 2) and wholes.shape == (3, 2, 2) and int(mask.sum()) == 3
+    assert wb.compile(wb.Map(wb.Scalar()), ragged="padded")([])[0].shape == (0, 0)
+
+
+def test_results_that_are_no_tensors() -> None:
+    net = wb.compile(wb.AllOf(wb.GetItem(0), wb.Void(), wb.GetItem(1) >> wb.Scalar() >> wb.Broadcast()))
+    names, nothing, endless = net([("a", 1), ("b", 2)])
+    assert names == ["a", "b"] and nothing is None and all(isinstance(each, itertools.repeat) for each in endless)
+    assert next(endless[1]) == 2
+    assert wb.compile(wb.Vector(3))([]).shape == (0, 3)
+
+
+def test_metrics_have_rows_in_order_labels_and_gradients() -> None:
+    item = wb.Vector(2) >> nn.Linear(2, 2)
+    net = wb.Map(wb.AllOf(item, wb.InputTransform(str)) >> wb.Metric("seen")) >> wb.Void()
+    together = wb.compile(net)
+    assert together([[[1, 2], [3, 4]], [], [[5, 6]]]) is None
+    assert together.metrics["seen"].shape == (3, 2)
+    assert together.metric_labels["seen"] == ["[1, 2]", "[3, 4]", "[5, 6]"] == net.metric_labels["seen"]
+    together.metrics["seen"].sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+    together([[]])
+    assert together.metrics["seen"].shape == (0, 2)
+
+
+def test_gradients_reach_tensors_in_the_data() -> None:
+    x = torch.ones(2, requires_grad=True)
+    wb.compile(wb.Map(wb.Vector(2)) >> wb.Sum())([[x, x], [[3, 4]]]).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2, 2]
+
+
+def test_trace_shows_every_step() -> None:
+    net = wb.Record({"a": wb.Scalar() >> wb.Function(torch.neg), "b": wb.Map(wb.Scalar()) >> wb.Sum()})
+    assert str(net.trace({"a": 2, "b": [1, 2]})).splitlines() == [
+        "<wb.Record a b>: (float32, float32) = (tensor(-2.), tensor(3.))",
+        "  <wb.Pipe> at .a: float32 = -2.0",
+        "    <wb.Scalar> at .a: float32 = 2.0",
+        "    <wb.Function neg> at .a: float32 = -2.0",
+        "  <wb.Pipe> at .b: float32 = 3.0",
+        "    <wb.Map> at .b: [float32] = [tensor(1.), tensor(2.)]",
+        "      <wb.Scalar> at .b[0]: float32 = 1.0",
+        "      <wb.Scalar> at .b[1]: float32 = 2.0",
+        "    <wb.Sum> at .b: float32 = 3.0",
+    ]
+    step = (wb.Map(wb.Scalar()) >> wb.Filter(wb.Function(torch.sign)) >> wb.Sum()).trace([0, 3])[-1]
+    assert step.path == "Pipe[2]/<wb.Sum>" and step.given[0] == 3 and step.value == 3
+
+
+def test_what_stands_left_of_the_arrow() -> None:
+    block = wb.Function(torch.neg)
+    assert (torch.ones(2) >> block).eval_one(None).tolist() == [-1, -1]
+    assert (np.ones(2) >> wb.Function(torch.neg)).eval_one(None).tolist() == [-1, -1]
+    assert ({"a": wb.Scalar()} >> wb.Concat()).eval_one({"a": 1}).tolist() == [1]
+    assert ((wb.Scalar(), wb.Scalar()) >> wb.Concat()).eval_one([1, 2]).tolist() == [1, 2]
+    assert ([wb.Scalar(), wb.Scalar()] >> wb.Concat()).eval_one([1, 2]).tolist() == [1, 2]
+    assert (nn.Tanh() >> wb.Function(torch.neg)).set_input_type([]).eval_one(0) == 0
+    with pytest.raises(TypeError):
+        wb.Scalar() >> 3
+    with pytest.raises(TypeError):
+        "a" >> wb.Scalar()
+
+
+def test_a_compiled_block_in_a_model_of_the_users() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = wb.compile(recursive())
+            self.out = nn.Linear(3, 2)
+
+        def forward(self, trees: list[Any]) -> torch.Tensor:
+            out: torch.Tensor = self.out(self.encoder(trees))
+            return out
+
+    model, other = Model().eval(), Model().eval()
+    assert list(model.state_dict()) == [*(f"encoder.{key}" for key in KEYS), "out.weight", "out.bias"]
+    other.load_state_dict(model.state_dict())
+    assert_equal(other([[1, [2]], 3]), model([[1, [2]], 3]))
+    assert not any(module.training for module in model.modules())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = model([1])
+    model([[1, [2]], 3]).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model([1]), before)
+
+
+def test_a_failed_call_leaves_nothing_behind() -> None:
+    net = wb.compile(wb.Map(wb.Scalar()) >> wb.Sum())
+    for _ in range(2):
+        with pytest.raises(weft.TypeMismatch):
+            net([[1, 2], ["x"]])
+        assert net([[1, 2], [3]]).tolist() == [3, 3]
+
+
+def test_autocast_keeps_the_types_between_blocks() -> None:
+    net = wb.compile(wb.Map(wb.Vector(4) >> nn.Linear(4, 4)) >> wb.Sum() >> nn.Linear(4, 2))
+    rows = [[[1, 2, 3, 4]] * n for n in (2, 0, 1)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = net(rows)
+        one = [net.block.eval_one(row) for row in rows]
+    assert got.dtype == torch.float32 == one[0].dtype
+    assert torch.allclose(got, torch.stack(one), atol=0.1)
+    assert torch.allclose(got, net(rows), atol=0.2)
