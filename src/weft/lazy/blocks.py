@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.graph.calls import CallType
 from weft.lazy.kinds import Kind
-from weft.lazy.ops import Op
+from weft.lazy.ops import Body, Op
 
 Source = tuple[int, int]
 """Either (position of an operation in the block, output), or (OUTSIDE, argument of the block)."""
@@ -47,7 +47,7 @@ class Block:
         owners: dict[int, Any] = {id(owner): owner for op in self.ops for owner in op.owners}
         return CallType(
             self.name,
-            self.body,
+            Body(self.body),
             tuple(kind.spec for kind in self.args()),
             tuple(feeds),
             tuple(outs),

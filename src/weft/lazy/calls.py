@@ -14,7 +14,7 @@ from weft.errors import TraceError
 from weft.lazy.constants import Constant
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
-from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, holes_filled
+from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, Window, holes_filled
 from weft.lazy.quick import MISS, remember, short
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
@@ -215,9 +215,7 @@ class Found:
             place = tape.state.place_of(item)
             if place is None:
                 return self._fed(kind_of(item.shape, item.dtype))
-            self.owners.append(
-                place[0] if isinstance(place[0], dict | list) and "__builtins__" not in place[0] else _root(tape)
-            )
+            self.owners.append(Window(place))
             return Captured(place)
         if cls is tuple or cls is list:
             return cls(self.template(tape, part) for part in item)
@@ -237,10 +235,6 @@ class Found:
     def _fed(self, kind: Kind) -> Feed:
         self.feeds.append(kind)
         return Feed(len(self.feeds) - 1)
-
-
-def _root(tape: Tape) -> Any:
-    return tape.state.roots[0] if tape.state.roots else None
 
 
 def _remember(tape: Tape, name: Any, args: tuple[Any, ...], entry: Entry, frame: FrameType) -> None:

@@ -104,16 +104,21 @@ class Flush:
                 # Rows of many examples failed at once: one call at a time tells which example it was.
                 run_calls(library, programs, wanted, replace(options, backend="reference"), self.blame)
             raise
-        return [self._detached(group) for group in found]
+        return found if not self._cuts_gradients() else [part for group in found for part in self._detached(group)]
 
-    def _detached(self, group: Group) -> Group:
+    def _detached(self, group: Group) -> list[Group]:
         """What was recorded without gradients has none, whatever the engine ran it with."""
-        if not group.rows.requires_grad or not self._cuts_gradients():
-            return group
-        flags = grad_flags(self.tape)
-        refs = self.wanted[group.at] - self.tape.floor
-        trained = any(flags[call] for call in np.unique(refs >> OUTPUT_BITS).tolist())
-        return group if trained else Group(group.at, group.rows.detach())
+        if not group.rows.requires_grad:
+            return [group]
+        flags = np.array(grad_flags(self.tape))
+        trained = flags[(self.wanted[group.at] - self.tape.floor) >> OUTPUT_BITS]
+        if trained.all():
+            return [group]
+        if not trained.any():
+            return [Group(group.at, group.rows.detach())]
+        rows = group.rows[torch.from_numpy(np.flatnonzero(trained))]
+        others = group.rows.detach()[torch.from_numpy(np.flatnonzero(~trained))]
+        return [Group(group.at[trained], rows), Group(group.at[~trained], others)]
 
     def _cuts_gradients(self) -> bool:
         ops = (self.state.fines[t] for t in np.unique(self.recorded.type).tolist())

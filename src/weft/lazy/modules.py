@@ -103,7 +103,7 @@ def record_owned(
     entry = tape.calls.get((*key, *place))
     if entry is None:
         name = type(func).__name__ if module is not None else getattr(func, "__qualname__", type(func).__name__)
-        owners = (_Nobody(), func) if module is not None else (func,)
+        owners = (_NOBODY, func)
         entry = new_entry(tape, func, args, kwargs, key, place, name, owners, is_cell=True)
     if not kwargs:
         if module is None:
@@ -129,6 +129,9 @@ def _remember(tape: Tape, module: nn.Module, args: tuple[Any, ...], frame: Frame
 
 class _Nobody(nn.Module):
     """Stands first among the owners: hooks of the first owner count as fired by its caller, which is not so here."""
+
+
+_NOBODY = _Nobody()
 
 
 def is_marked(module: nn.Module) -> bool:

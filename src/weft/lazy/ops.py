@@ -48,6 +48,17 @@ class Captured:
     place: Place
 
 
+class Window(dict[Any, Any]):
+    """One entry of a container, and nothing else of it: `window[key]` is what the container holds there now."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__({place[1]: None})
+        self.place = place
+
+    def __getitem__(self, key: Any) -> Any:
+        return fetch(self.place)
+
+
 @dataclass(frozen=True)
 class Setting:
     """How calls were recorded, where it differs from how the whole runs."""
@@ -95,6 +106,18 @@ def fill(template: Any, args: Sequence[Any], feeds: Sequence[Any]) -> Any:
         fields = {f.name: fill(getattr(template, f.name), args, feeds) for f in dataclasses.fields(template)}
         return dataclasses.replace(template, **fields)
     return template
+
+
+class Body:
+    """The body of a call type. The engine watches what bodies reach; of this one it sees the owners of its call type alone."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+    def __call__(self, *given: Any) -> Any:
+        return self.run(*given)
 
 
 class NeedsValue(Exception):
@@ -188,7 +211,7 @@ class Op:
         """The operation as the engine takes it."""
         many = None if self.many is None else self.many.spec
         args, feeds, outs = self._specs(self.args), self._specs(self.feeds), self._specs(self.outs)
-        return CallType(self.name, self.body, args, feeds, outs, many, self.owners, self.random, self.device)
+        return CallType(self.name, Body(self.body), args, feeds, outs, many, self.owners, self.random, self.device)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {', '.join(map(repr, (*self.args, *self.feeds)))} -> {', '.join(map(repr, self.outs))}>"

@@ -160,6 +160,8 @@ class Value:
         return dispatch(func, args, kwargs or {})
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, Value) and not index._kind.shape and index._kind.dtype in _INTEGERS and self._kind.shape:
+            return self._tape.record(_picked, (self, index), {}, _getframe(1))
         return self._tape.record(torch.Tensor.__getitem__, (self, index), {}, _getframe(1))
 
     def __setitem__(self, index: Any, given: Any) -> None:
@@ -201,6 +203,15 @@ class Value:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _picked(tensor: Tensor, index: Tensor) -> Tensor:
+    """The row at an index that is a tensor."""
+    at = torch.where(index < 0, index + tensor.shape[0], index)
+    return tensor.index_select(0, at.reshape(1)).squeeze(0)
 
 
 def _binary(name: str, func: Any) -> Callable[[Value, Any], Any]:
@@ -282,6 +293,8 @@ REFUSED = {
     "backward": _BACKWARD,
     "retain_grad": _BACKWARD,
     "requires_grad_": "a Value cannot become a leaf; use v.detach() or torch.no_grad(), or make the tensor outside",
+    "__copy__": "copying it would leave the recording; use v.clone()",
+    "__deepcopy__": "copying it would leave the recording; use v.clone()",
     "register_hook": _HOOK,
     "register_post_accumulate_grad_hook": _HOOK,
     **dict.fromkeys("data_ptr storage untyped_storage set_ resize_ resize_as_ share_memory_ pin_memory".split(), _STORAGE),
@@ -304,6 +317,8 @@ def _install() -> None:
         if hasattr(Tensor, dunder) and name not in ("truediv", "floordiv", "matmul"):
             setattr(Value, dunder, _inplace(dunder, getattr(Tensor, dunder)))
     Value.__itruediv__ = _inplace("__itruediv__", Tensor.div_)  # type: ignore[attr-defined]
+    for name in ("__copy__", "__deepcopy__"):
+        setattr(Value, name, _refused(name, REFUSED[name]))
     for name in dir(Tensor):
         func = getattr(Tensor, name)
         if name in REFUSED:
