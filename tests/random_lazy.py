@@ -1,4 +1,4 @@
-"""Random per-example programs: lists of statements over named vectors, run by an ordinary module, with a count of what is in them."""
+"""Random per-example programs: statements over named vectors, run by an ordinary module; and what is in each."""
 
 from __future__ import annotations
 
