@@ -380,3 +380,64 @@ def test_the_sum_over_children_is_also_interrupted_cleanly(monkeypatch: pytest.M
         with pytest.raises(KeyboardInterrupt):
             model(g, x, policy="depth")
     assert torch.equal(model(g, x, policy="depth"), expected)
+
+
+class TestMemoryBetweenCalls:
+    """Memory goes from one call to the next, but never while somebody sees it."""
+
+    @staticmethod
+    def trained() -> tuple[weft.VertexFunction, list[weft.Graph], list[Tensor]]:
+        torch.manual_seed(0)
+        model = weft.nn.ChildSumTreeLSTM(8, 64)
+        graphs = [random_structure(seed, "tree", size=6000) for seed in range(3)]
+        return model, graphs, [torch.randn(graph.num_vertices, 8) for graph in graphs]
+
+    def test_calls_in_flight_keep_theirs(self) -> None:
+        model, graphs, xs = self.trained()
+        alone = []
+        for graph, x in zip(graphs, xs, strict=True):
+            model.zero_grad()
+            model(graph, x).square().sum().backward()
+            alone.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        for _ in range(2):
+            outputs = [model(graph, x) for graph, x in zip(graphs, xs, strict=True)]
+            for output, expected in reversed(list(zip(outputs, alone, strict=True))):
+                model.zero_grad()
+                output.square().sum().backward()
+                for p, grad in zip((p for p in model.parameters() if p.grad is not None), expected, strict=True):
+                    assert torch.equal(p.grad, grad)
+
+    def test_a_graph_that_is_retained_keeps_its(self) -> None:
+        model, graphs, xs = self.trained()
+        first = model(graphs[0], xs[0]).square().sum()
+        wanted = torch.autograd.grad(first, list(model.parameters()), retain_graph=True)
+        for graph, x in zip(graphs, xs, strict=True):
+            model(graph, x).sum().backward()
+        for a, b in zip(torch.autograd.grad(first, list(model.parameters())), wanted, strict=True):
+            assert torch.equal(a, b)
+
+    def test_results_are_the_callers(self) -> None:
+        model, graphs, xs = self.trained()
+        chain, x = weft.Graph.chain(6000), torch.randn(6000, 8)
+        kept = [model(chain, x), model(graphs[0], xs[0])]
+        with torch.no_grad():
+            kept += [model(chain, x), model(graphs[0], xs[0])]
+        copies = [rows.detach().clone() for rows in kept]
+        for graph, inputs in zip(graphs, xs, strict=True):
+            model(graph, inputs).sum().backward()
+            with torch.no_grad():
+                model(graph, inputs)
+        kept[0].sum().backward()
+        assert all(torch.equal(rows, copy) for rows, copy in zip(kept, copies, strict=True))
+
+    def test_saved_tensors_may_be_elsewhere(self) -> None:
+        model, graphs, xs = self.trained()
+        model(graphs[0], xs[0]).sum().backward()
+        wanted = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        with torch.autograd.graph.save_on_cpu():
+            total = model(graphs[0], xs[0]).sum()
+        model(graphs[1], xs[1]).sum().detach()
+        total.backward()
+        for p, grad in zip((p for p in model.parameters() if p.grad is not None), wanted, strict=True):
+            assert torch.equal(p.grad, grad)

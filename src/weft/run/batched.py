@@ -19,8 +19,11 @@ from weft.run.forward import run_forward
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
 from weft.run.results import Results
+from weft.run.spare import empty
 from weft.run.typerun import Arenas, TypeRun
 from weft.run.upload import as_tensor
+
+_autograd: Any = torch._C._autograd
 
 KEPT_CODES = 64
 """How many sets of compiled cells are remembered: training, inference, other outputs, other shapes of plans."""
@@ -32,6 +35,7 @@ def run_batched(call: Call) -> list[Tensor]:
     if not execution.training:
         with torch.no_grad():
             outputs = execution.forward(execution.tensors)
+        execution.lend(execution.memory, outputs)
         execution.forget()
         return outputs
     results = _apply(_Batched, execution, *execution.tensors)
@@ -50,6 +54,8 @@ class Execution:
         self.call, self.plan = call, call.plan
         self.indices = Indices.of(call.plan, call.device)
         self.types = [t for t in range(len(call.plan.rows)) if len(call.plan.rows[t])]
+        self.memory: list[Tensor] = []
+        self.borrowed: set[int] = set()
         self.tensors: list[Tensor] = []
         self.place: dict[tuple[int, int], int] = {}
         seen: dict[int, int] = {}
@@ -157,16 +163,38 @@ class Execution:
             return self.first_edge + int(name[-1])
         return None
 
+    # Memory that goes from one call to the next.
+
+    def _borrow(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if not self.types:
+            return empty(shape, dtype, device)
+        tensor = self.call.cells[self.types[0]].spare.take(shape, dtype, device)
+        self.memory.append(tensor)
+        return tensor
+
+    def lend(self, tensors: Sequence[Tensor], in_use: Sequence[Tensor | None]) -> None:
+        """Leave memory that this call borrowed to the next one, unless somebody sees it."""
+        if self.types and self.borrowed:
+            storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+            mine = [tensor for at, tensor in storages.items() if at in self.borrowed]
+            busy = [tensor for tensor in in_use if tensor is not None]
+            self.call.cells[self.types[0]].spare.give_back(mine, busy)
+            self.borrowed = set()
+
     # Forward.
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self.arenas = self._make_arenas()
         self.runs = {
-            t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors), self.records) for t in self.types
+            t: TypeRun(t, self.codes[t], self.indices, self.arenas, self._fed(tensors), self.records, self._borrow)
+            for t in self.types
         }
         run_forward(self.plan, self.runs)
         results = Results(self.call, self.codes, self.indices)
-        return [results.rows(wanted, self.runs, self.arenas) for wanted in self.call.wanted]
+        outputs = [results.rows(wanted, self.runs, self.arenas) for wanted in self.call.wanted]
+        seen = {tensor.untyped_storage().data_ptr() for tensor in outputs}
+        self.borrowed = {tensor.untyped_storage().data_ptr() for tensor in self.memory} - seen
+        return outputs
 
     def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Name], Tensor]:
         def fed(t: int, name: Any, into: Tensor | None = None) -> Tensor:
@@ -216,7 +244,7 @@ class Execution:
                     number = self.plan.class_of[t, output]
                     if (number, key) not in arenas:
                         rows = self.plan.classes[number].rows + int(self.plan.classes[number].has_empty)
-                        arena = torch.empty((rows, *spec.shape), dtype=spec.dtype, device=self.call.device)
+                        arena = self._borrow((rows, *spec.shape), spec.dtype, self.call.device)
                         if self.plan.classes[number].has_empty:
                             arena[-1:].zero_()
                         arenas[number, key] = arena
@@ -240,7 +268,7 @@ class Execution:
         return tensors
 
     def forget(self) -> None:
-        self.runs, self.arenas = {}, {}
+        self.runs, self.arenas, self.memory = {}, {}, []
 
     def backward(
         self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
@@ -304,6 +332,8 @@ class _Batched(torch.autograd.Function):
         ctx.count = len(tensors)
         ctx.save_for_backward(*tensors, *execution.pack())
         ctx.execution = execution
+        if _autograd._top_saved_tensors_default_hooks(True) is not None:
+            execution.borrowed = set()  # what was saved may be elsewhere by now
         return tuple(outputs)
 
     @staticmethod
@@ -311,6 +341,8 @@ class _Batched(torch.autograd.Function):
         saved = ctx.saved_tensors
         with torch.no_grad():
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], grads)
+        if not _autograd._get_current_graph_task_keep_graph():
+            ctx.execution.lend(saved[ctx.count :], results)
         if torch.is_grad_enabled():
             present = [grad for grad in grads if grad is not None]
             results = [None if grad is None else _apply(_Once, *present, grad) for grad in results]

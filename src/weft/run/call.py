@@ -15,6 +15,7 @@ from weft.graph.cell import Trace
 from weft.graph.tape import Name
 from weft.plan.plan import Plan
 from weft.run.code import CellCode, Role
+from weft.run.spare import Spare
 from weft.run.wanted import Wanted
 
 
@@ -24,6 +25,8 @@ class CompiledCell:
 
     trace: Trace
     codes: dict[Role, CellCode] = field(default_factory=dict)
+    spare: Spare = field(default_factory=Spare)
+    """Memory of plans whose first type this is, between two calls."""
     tree: Any = None
     """The structure of what the cell pushes; None if it pushes nothing."""
     kept: OrderedDict[Any, dict[int, CellCode]] = field(default_factory=OrderedDict)

@@ -21,6 +21,12 @@ MOST = 1 << 28
 
 CPU = torch.device("cpu")
 
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Fresh memory."""
+    return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
 _lock = threading.Lock()
 
 
@@ -37,7 +43,7 @@ class Spare:
         """A tensor with unknown contents."""
         needed = math.prod(shape) * dtype.itemsize
         if device.type != "cpu" or not LEAST <= needed <= MOST:
-            return torch.empty(shape, dtype=dtype, device=device)
+            return empty(shape, dtype, device)
         storage = self._fitting(needed)
         if storage is None:  # the next batch may be somewhat larger
             storage = torch.empty(needed + needed // 8, dtype=torch.uint8).untyped_storage()
@@ -53,9 +59,11 @@ class Spare:
         """Keep what was taken, unless its memory is also that of something in use."""
         busy = {tensor.untyped_storage().data_ptr() for tensor in in_use}
         with _lock:
+            busy |= {storage.data_ptr() for storage in self._kept}
             for tensor in taken:
                 storage = tensor.untyped_storage()
                 if tensor.device.type == "cpu" and storage.nbytes() >= LEAST and storage.data_ptr() not in busy:
                     self._kept.append(storage)
+                    busy.add(storage.data_ptr())
             while sum(storage.nbytes() for storage in self._kept) > MOST:
                 self._kept.pop(0)

@@ -16,6 +16,7 @@ from weft.run.code import CellCode
 from weft.run.columns import Column, Cut, Cuts, Listed, Same
 from weft.run.emit import Code
 from weft.run.indices import Indices, ReadIndex
+from weft.run.spare import empty
 
 Arenas = dict[tuple[int, Name], Tensor]
 
@@ -31,8 +32,9 @@ class TypeRun:
         arenas: Arenas,
         fed: Callable[..., Tensor],
         records: dict[Any, Any],
+        fresh: Callable[..., Tensor] = empty,
     ) -> None:
-        self.records = records
+        self.records, self.fresh = records, fresh
         self.type, self.code, self.indices, self.arenas, self.fed = type, code, indices, arenas, fed
         plan = indices.plan
         self.rows = len(plan.rows[type])
@@ -156,7 +158,8 @@ class TypeRun:
 
     def empty(self, value: Value) -> Tensor:
         """Fresh memory for a value over all rows."""
-        return torch.empty(self.shape(value), dtype=value.dtype, device=self.indices.device)
+        assert value.dtype is not None
+        return self.fresh(self.shape(value), value.dtype, self.indices.device)
 
     def tail(self) -> list[Column]:
         """The last columns of every per-step piece: numbers of rows and edges, segment bounds, the call's records."""
