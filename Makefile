@@ -6,7 +6,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test bench lint format clean
+# On a machine with a GPU, where torch is installed already: `make gpu PY=python3`.
+PY ?= $(BIN)/python
+
+.PHONY: demo test bench gpu lint format clean
 
 demo: $(READY)
 	$(BIN)/weft demo
@@ -16,6 +19,10 @@ test: lint
 
 bench: $(READY)
 	$(BIN)/weft bench $(ARGS)
+
+gpu:
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(PY) -m pytest -p no:benchmark -n 8 -q
+	PYTHONPATH=src $(PY) -m benchmarks.gpu.run $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

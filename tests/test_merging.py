@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from weft.graph.program import NodeType, Port, Program
 from weft.plan.library import library
 from weft.plan.returns import returns
 from weft.plan.schedule import schedule
-from weft.run import indices as indices_module
 from weft.run.indices import Indices
 
 READS, SILENT = NodeType("reads", (Port("slots", (0, 1)),)), NodeType("silent")
@@ -94,23 +92,13 @@ def test_a_graph_sent_elsewhere_is_batched_there() -> None:
     assert weft.Graph.batch([chain, chain]).device is None
 
 
-def test_the_arrays_of_a_plan_reach_a_device_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arrays_of_a_plan_reach_a_device_in_one_copy() -> None:
     graph = weft.Graph.batch([weft.Graph.full_binary_tree(n) for n in (5, 3, 9)])
     plan = schedule(structure.tree_program(graph, [READS, SILENT], graph.childless, False))
-    copies: list[int] = []
-
-    def copied(array: np.ndarray, device: Any) -> torch.Tensor:
-        copies.append(len(array))
-        return torch.from_numpy(array.copy())
-
-    monkeypatch.setattr(indices_module, "as_tensor", copied)
-    elsewhere = Indices(plan, SimpleNamespace(type="elsewhere"))  # type: ignore[arg-type]
-    arrays = [*plan.rows, plan.row, *plan.class_row.values()]
-    arrays += [array for read in plan.reads for array in (read.arguments, read.index, read.bounds, read.slices)]
-    for array in arrays:
-        assert elsewhere._tensor(array).tolist() == array.tolist()
-    assert len(copies) == 1
-    for back in returns(plan).values():
-        for array in (back.index, back.offsets, back.bounds):
-            assert elsewhere._tensor(array).tolist() == array.tolist()
-    assert len(copies) == 2
+    there = Indices(plan, torch.device("cpu"))
+    there.bring(training=True)
+    arrays = [*plan.rows, *(read.index for read in plan.reads)]
+    arrays += [back.index if back.single is None else back.single for back in returns(plan).values()]
+    assert all(there.tensor(array).tolist() == array.tolist() for array in arrays)
+    assert len({there.tensor(array).untyped_storage().data_ptr() for array in arrays}) == 1
+    assert there.tensor(plan.row).tolist() == plan.row.tolist()  # what was not brought comes by itself

@@ -44,7 +44,7 @@ def device(step: Callable[[T], None], batches: Sequence[T]) -> tuple[float, int,
     """Microseconds of kernels in one step, how many there are, and the time of each kind, the longest first."""
     step(batches[0])
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as trace:
         for batch in batches:
             step(batch)
         torch.cuda.synchronize()

@@ -26,7 +26,7 @@ def upload(arrays: Iterable[np.ndarray], device: torch.device) -> dict[int, Tens
     for array in wanted:
         starts.append(total)
         total += -(-array.size // ALIGNED) * ALIGNED
-    pinned = torch.empty(total, dtype=torch.int32, pin_memory=True)
+    pinned = torch.empty(total, dtype=torch.int32, pin_memory=device.type == "cuda")
     place = pinned.numpy()
     for start, array in zip(starts, wanted, strict=True):
         place[start : start + array.size] = array.reshape(-1)

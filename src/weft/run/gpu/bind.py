@@ -83,7 +83,7 @@ class Binding:
             return
         if value.rows is not None and (value.rows.times != 1 or value.row_dim != 0):
             raise NotExpressible(f"rows in dimension {value.row_dim} of {value.name}")
-        name = self.tensor(self.name(value), lambda run: run.whole(value).contiguous())
+        name = self.tensor(self.name(value), lambda run: run.whole(value).to(run.indices.device).contiguous())
         self.inputs[id(value)] = Memory(name, row_width(value) or 1, "r" if value.rows is not None else "")
 
     def edges(self) -> None:

@@ -9,7 +9,8 @@ stores                        tl.store(P_v31 + ..., x9)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -68,10 +69,13 @@ class Job:
     """Values (by id) that are written to their memory."""
     prefix: str = ""
     """Of the names of the edges' bounds and owners."""
+    early: list[str] = field(default_factory=list)
+    """Loads, all of them before the first product: their latencies pass together."""
     lines: list[str] = field(default_factory=list)
     names: dict[Part, str] = field(default_factory=dict)
     indices: set[str] = field(default_factory=set)
     numbers: int = 0
+    loading: bool = False
 
     @property
     def whole_units(self) -> bool:
@@ -82,17 +86,31 @@ class Job:
         return f"{start}{self.numbers}"
 
     def say(self, line: str) -> None:
-        self.lines.append(line)
+        (self.early if self.loading else self.lines).append(line)
+
+    @property
+    def text(self) -> list[str]:
+        """The whole job."""
+        return [*self.early, *self.lines]
+
+    @contextmanager
+    def _early(self) -> Iterator[None]:
+        before, self.loading = self.loading, True
+        try:
+            yield
+        finally:
+            self.loading = before
 
     def opening(self) -> None:
         """Columns of the tile, and which of them exist."""
         columns = self.tile.columns
-        self.say(f"col = column * {columns} + tl.arange(0, {columns})")
-        if self.whole_units:
-            self.say("fits = live[:, None]")
-        else:
-            self.say(f"real = col < {self.units.width}")
-            self.say("fits = live[:, None] & real[None, :]")
+        with self._early():
+            self.say(f"col = column * {columns} + tl.arange(0, {columns})")
+            if self.whole_units:
+                self.say("fits = live[:, None]")
+            else:
+                self.say(f"real = col < {self.units.width}")
+                self.say("fits = live[:, None] & real[None, :]")
 
     # What a job computes.
 
@@ -171,6 +189,10 @@ class Job:
         return self._load_from(memory, part, value.dtype)
 
     def _load_from(self, memory: Memory, part: Part, dtype: torch.dtype | None) -> str:
+        with self._early():
+            return self._loaded(memory, part, dtype)
+
+    def _loaded(self, memory: Memory, part: Part, dtype: torch.dtype | None) -> str:
         column = part.at if part.one else part.at * self.units.width
         if isinstance(memory, Bag):
             return self._bag(memory, column, part.one, dtype)
@@ -201,7 +223,7 @@ class Job:
         needed = memory.index_of(column)
         if needed is not None and needed[0] not in self.indices:
             self.indices.add(needed[0])
-            self.say(f"{needed[0]} = {needed[1]}")
+            self.early.append(f"{needed[0]} = {needed[1]}")
 
     def _returned_rows(self, memory: Returned) -> str:
         name = f"back_{memory.index}"
@@ -235,10 +257,11 @@ class Job:
         row = memory.row.replace("r", "which", 1)
         self.say(f"    {name} += {self._at(memory, row, column, one, mask, dtype)}")
         self.say("    place += 1")
-        return name if dtype not in HALVES else self._round(name, dtype)
+        return self._round(name, dtype)
 
     def _round(self, name: str, dtype: torch.dtype | None) -> str:
-        self.say(f"{name} = {rounded(name, dtype)}")
+        if dtype in HALVES:
+            self.say(f"{name} = {rounded(name, dtype)}")
         return name
 
     def _collected(self, memory: Collected, part: Part, dtype: torch.dtype | None) -> str:
@@ -340,7 +363,7 @@ class Job:
         count = self.units.count(value)
         if "owner" not in self.indices:
             self.indices.add("owner")
-            self.say(f"owner = tl.load({self.prefix}owners + r, mask=live, other=0).to(tl.int64)")
+            self.early.append(f"owner = tl.load({self.prefix}owners + r, mask=live, other=0).to(tl.int64)")
         found = []
         for part in self.units.parts(value.args[0], count):
             memory = self.memory.get(part.key)

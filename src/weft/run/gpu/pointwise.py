@@ -157,13 +157,15 @@ def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Callab
         f"    r = (tile // {across}) * {tile.rows} + tl.arange(0, {tile.rows})",
         "    live = r < n",
         "    r = r.to(tl.int64)",
-        *(f"    {line}" for line in job.lines),
+        *(f"    {line}" for line in job.text),
     ]
     source = PRELUDE + "\n\n@triton.jit(do_not_specialize=['n'])\n" + "\n".join(lines) + "\n"
     kernel = Kernel(source, "piece")
 
     def launch(rows: int, *tensors: Tensor) -> None:
-        kernel.launch(-(-rows // tile.rows) * across, tensors[0].device, (rows, *tensors))
+        device = tensors[-1].device
+        there = [tensor if tensor.device == device else tensor.to(device) for tensor in tensors]  # constants of the cell
+        kernel.launch(-(-rows // tile.rows) * across, device, (rows, *there))
 
     launch.kernel = kernel  # type: ignore[attr-defined]
     return launch

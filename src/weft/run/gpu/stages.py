@@ -128,4 +128,4 @@ class Stages:
             job.compute(value)
         for value in copied:
             job.bring(value)
-        return job.lines
+        return job.text
