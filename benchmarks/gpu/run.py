@@ -59,7 +59,11 @@ def check_trees(batch: trees.Batch, d: int) -> float:
     out = model(graph, batch.x)
     out.backward(batch.gradient)
     pairs = [(out, expected), *((p.grad, q.grad) for p, q in zip(model.parameters(), exact.parameters(), strict=True))]
-    return max(float((a.detach().cpu().double() - b.detach()).norm() / b.detach().norm()) for a, b in pairs if a is not None and b is not None)
+    return max(
+        float((a.detach().cpu().double() - b.detach()).norm() / b.detach().norm())
+        for a, b in pairs
+        if a is not None and b is not None
+    )
 
 
 def tree_cases(folder: str | None, sizes: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:

@@ -46,7 +46,7 @@ class ReadIndex:
     def bounds(self) -> Cut | None:
         """For sums: each piece's segment bounds, counted from 0."""
         read = self.read
-        return self._indices._bounds(read, read.bounds[:-1], read.bounds[1:]) if read.kind == "sum" else None
+        return self._indices.bounds(read, read.bounds[:-1], read.bounds[1:]) if read.kind == "sum" else None
 
     @property
     def pieces(self) -> Cut:
@@ -200,11 +200,11 @@ class Indices:
             inside = whole - np.repeat(np.repeat(lo, hi - lo), counts)
             edge_cuts = read.offsets[np.concatenate((lo, hi[-1:]))]
             segs = Cut(as_tensor(inside, self.device), Cuts(np.diff(edge_cuts).tolist()))
-            return as_tensor(whole, self.device), self.tensor(read.offsets), segs, self._bounds(read, lo, hi)
+            return as_tensor(whole, self.device), self.tensor(read.offsets), segs, self.bounds(read, lo, hi)
 
         return self._once(("seg", read.type, read.port), make)
 
-    def _bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> Cut:
+    def bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> Cut:
         assert read.offsets is not None
         sizes = hi - lo
         total = int(sizes.sum()) + len(sizes)
