@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import pickle
 from typing import Any
@@ -269,3 +270,10 @@ def test_autocast_keeps_the_types_between_blocks() -> None:
     assert got.dtype == torch.float32 == one[0].dtype
     assert torch.allclose(got, torch.stack(one), atol=0.1)
     assert torch.allclose(got, net(rows), atol=0.2)
+
+
+def test_everything_public_shows_an_example() -> None:
+    public = {name: value for name, value in vars(wb).items() if getattr(value, "__module__", "").startswith("weft.blocks")}
+    assert len(public) > 50
+    shown = {name for name, value in public.items() if ">>> " in (inspect.getdoc(value) or "")}
+    assert public.keys() - shown == {"BlockProgram", "CompiledBlock"}, "made by `compile` and by what it gives"

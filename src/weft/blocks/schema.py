@@ -53,7 +53,8 @@ class Schema:
         made = copy.deepcopy(self)
         for part in made.parts():
             if isinstance(part, Fields):
-                part.fields = {name: inner for name, inner in part.fields.items() if not isinstance(_innermost(inner), kinds)}
+                kept = {name: inner for name, inner in part.fields.items() if not isinstance(inner, kinds)}
+                part.fields = {name: inner for name, inner in kept.items() if not isinstance(_innermost(inner), kinds)}
         return made
 
     def _title(self) -> str:

@@ -1,0 +1,110 @@
+"""Networks made from examples of JSON records."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+import weft.blocks as wb
+from block_parts import assert_batches
+from weft.blocks.schema import Category, Fields, Items, Number, Text
+
+DRAW = random.Random(0)
+
+
+def patient(number: int) -> dict[str, Any]:
+    """A record with everything in it: what decides is the sum of the marks of kind "a"."""
+    marks = [{"kind": DRAW.choice("abc"), "value": DRAW.random()} for _ in range(DRAW.randrange(6))]
+    record: dict[str, Any] = {"id": f"n{number}", "age": DRAW.uniform(20, 80), "marks": marks, "code": [104, 105, 32, 97]}
+    if number % 3:
+        record["height"] = str(150 + number)
+    record["extra"] = number if number % 2 else {"deep": [number]}
+    return record
+
+
+RECORDS = [patient(number) for number in range(60)]
+
+
+def test_schema_of_examples() -> None:
+    lines = str(wb.Json.schema_of(RECORDS)).splitlines()
+    assert lines[0] == "record"
+    assert lines[1] == "  id: text, 3 pieces"
+    assert lines[2].startswith("  age: number, mean ")
+    assert lines[3:6] == ["  marks: list of", "    record", "      kind: one of 3: 'a', 'b', 'c'"]
+    assert lines[6].startswith("      value: number, mean 0.")
+    assert lines[7] == "  code: text, 3 pieces"
+    assert lines[8] == "  extra: either"
+    assert lines[9:12] == ["    record: record", "      deep: list of", "        number, mean 29, deviation 17.31"]
+    assert lines[12] == "    number: number, mean 30, deviation 17.31"
+    assert lines[13].startswith("  height: number, mean ") and lines[13].endswith(", may be missing")
+
+
+def test_batched_is_one_by_one_also_for_records_never_seen() -> None:
+    net = wb.Json(RECORDS, 5).double()
+    strange = [
+        {"id": "", "age": None, "marks": [], "code": [], "extra": None, "height": None},
+        {"id": "x y", "age": "no number", "marks": [{"kind": "z", "value": 1e9}], "code": [1], "extra": "neither", "more": 3},
+    ]
+    assert_batches(net, [*RECORDS[:6], *strange])
+
+
+def test_a_missing_field_that_was_always_there_is_an_error() -> None:
+    with pytest.raises(weft.MissingKey, match=r"expected the key 'marks', found .*, in example 1$"):
+        wb.compile(wb.Json(RECORDS, 3))([RECORDS[0], {"id": "", "age": 3}])
+
+
+def test_a_schema_can_be_edited() -> None:
+    schema = wb.Json.schema_of(RECORDS)
+    assert isinstance(schema, Fields)
+    del schema.fields["id"]
+    schema.fields["age"] = Category([20, 30])
+    small = wb.Json(schema, 4)
+    assert small.schema is schema and "id" not in str(small)
+    plain = schema.without(Text, Items)
+    assert isinstance(plain, Fields) and sorted(plain.fields) == ["age", "extra", "height"]
+    assert sorted(schema.fields) == ["age", "code", "extra", "height", "marks"]
+    assert wb.Json(Number(0, 1), 2).eval_one(3).shape == (2,)
+    assert wb.Json(Items(Text([])), 2).eval_one(["a", "b"]).shape == (2,)
+
+
+def test_the_block_tree_is_shown() -> None:
+    tree = str(wb.Json([{"a": 1.5, "b": ["x", "y"]}, {"a": 2.5, "b": []}], 3))
+    assert tree.splitlines()[0] == "<wb.Json 3>  object -> float32[3]"
+    assert "GetItem 'a'" in tree and "<wb.Mean>" in tree and "<wb.Function FC(3)>" in tree
+
+
+def test_copies_and_state() -> None:
+    net = wb.Json(RECORDS, 4)
+    for made in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert list(made.state_dict()) == list(net.state_dict())
+        assert torch.equal(made.eval_one(RECORDS[1]), net.eval_one(RECORDS[1]))
+
+
+def test_what_is_no_schema_and_no_examples() -> None:
+    with pytest.raises(weft.TypeMismatch, match=r"Json: expected a schema or a list of at least one example, got \[\]"):
+        wb.Json([], 3)
+    nested: Any = 1
+    for _ in range(200):
+        nested = [nested]
+    with pytest.raises(weft.StructureError, match="nested deeper than 100 levels"):
+        wb.Json([nested], 3)
+
+
+def test_the_example_learns() -> None:
+    spec = importlib.util.spec_from_file_location("json_records", Path(__file__).parents[1] / "examples" / "json_records.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    records = [patient(number) for number in range(180)]
+    sums = [sum(mark["value"] for mark in record["marks"] if mark["kind"] == "a") for record in records]
+    labels = torch.tensor([total > 0.3 for total in sums]).long()
+    accuracy, frequent = example.split_accuracy(records, labels, 0)
+    assert accuracy > frequent + 15
