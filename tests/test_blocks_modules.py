@@ -120,6 +120,7 @@ def test_programs_are_kept_and_sent() -> None:
     examples = [[1, [2, 3]], 4, []]
     programs = [pickle.loads(pickle.dumps(net.program(example))) for example in examples]
     assert_equal(net(programs), net(examples))
+    assert_equal(net([pickle.loads(pickle.dumps(program)) for program in programs]), net(examples))
     assert_equal(net(net.merge(programs)), net(examples))
     lengths = wb.compile(wb.Map(wb.Vector(2, "float64")) >> wb.Stack() >> wb.Function(running))
     lengths.stack = False
@@ -142,7 +143,8 @@ def test_cache_keeps_the_program_of_an_example() -> None:
 def test_a_loader_builds_batches() -> None:
     net = wb.compile(recursive().eval())
     data = [([1, [2]], 0), (3, 1), ([], 0), ([[4]], 1)]
-    loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=weft.data.collate(net))  # type: ignore[arg-type]
+    collate = weft.data.collate(net)
+    loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=collate, num_workers=1)  # type: ignore[arg-type]
     for (batch, labels), part in zip(loader, (data[:3], data[3:]), strict=True):
         assert labels.tolist() == [label for _, label in part]
         assert_equal(net(batch), net([tree for tree, _ in part]))

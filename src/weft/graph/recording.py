@@ -88,6 +88,10 @@ class CallProgram:
     data: dict[tuple[int, int], Table]
     _cache: dict[object, object] = field(default_factory=dict, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what an engine of this process has kept with it."""
+        return {**self.__dict__, "_cache": {}}
+
     @property
     def num_calls(self) -> int:
         return len(self.type)
