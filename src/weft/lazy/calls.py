@@ -18,6 +18,7 @@ from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, Window, holes_fil
 from weft.lazy.quick import MISS, remember, short
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
+from weft.lazy.varying import with_fed_numbers
 from weft.lazy.value import Value
 from weft.lazy.views import check_current
 
@@ -47,6 +48,8 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     if active.tape is not tape:
         raise TraceError("a Value is used in another thread, or inside another recording, than the one that made it")
     if not kwargs:
+        if len(args) == 2:
+            func, args = with_fed_numbers(tape, func, args, frame)
         found = short(tape, func, args, frame)
         if found is not MISS:
             return found

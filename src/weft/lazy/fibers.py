@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import _pop_mode, _push_mode
 
 from weft.errors import TraceError, WeftError
 from weft.lazy.flush import Flush, alive, name_example
@@ -88,7 +88,7 @@ class Fibers:
         self.mode = Recording(self.tape)
         try:
             with self.mode:
-                self.depth = len(_get_current_function_mode_stack())
+                self.depth = torch._C._len_torch_function_stack()
                 run()
         finally:
             active.tape = before
@@ -153,14 +153,11 @@ class Fibers:
 
     def _set_aside(self) -> list[Any]:
         """Function modes that the example's code has pushed, or None where ours is not on the stack just now."""
-        stack = _get_current_function_mode_stack()
-        aside: list[Any] = []
-        if len(stack) < self.depth:
+        depth = torch._C._len_torch_function_stack()
+        if depth < self.depth:
             _push_mode(self.mode)
             return [None]
-        for _ in range(len(stack) - self.depth):
-            aside.append(_pop_mode())
-        return aside
+        return [_pop_mode() for _ in range(depth - self.depth)]
 
     def _restore(self, stopped: Waiting) -> None:
         if not stopped.setting.is_plain:

@@ -66,6 +66,7 @@ class Flush:
         _check_unchanged(tape)
         self.recorded = recorded(tape)
         self.wanted = wanted
+        self._flags: Any = None
 
     def programs(self) -> tuple[list[CallProgram], References]:
         """What to run, and the wanted references in it."""
@@ -110,8 +111,9 @@ class Flush:
         """What was recorded without gradients has none, whatever the engine ran it with."""
         if not group.rows.requires_grad:
             return [group]
-        flags = np.array(grad_flags(self.tape))
-        trained = flags[(self.wanted[group.at] - self.tape.floor) >> OUTPUT_BITS]
+        if self._flags is None:
+            self._flags = np.array(grad_flags(self.tape))
+        trained = self._flags[(self.wanted[group.at] - self.tape.floor) >> OUTPUT_BITS]
         if trained.all():
             return [group]
         if not trained.any():

@@ -50,6 +50,8 @@ class World:
     def __init__(self) -> None:
         self.tables: dict[Setting, Tables] = {}
         self.ops: dict[Any, Op] = {}
+        self.numbers: dict[Any, set[Any]] = {}
+        """Numbers that operations at one place were called with, as long as they are few."""
         self._places: dict[tuple[int, Any], tuple[Place, Any]] = {}
         self._tensors: list[Any] = []
 
