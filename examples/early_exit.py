@@ -11,7 +11,7 @@ from examples.compare import compare
 
 
 class EarlyExit(nn.Module):
-    def __init__(self, dim: int = 64, classes: int = 10, layers: int = 8, confidence: float = 0.22) -> None:
+    def __init__(self, dim: int = 256, classes: int = 10, layers: int = 8, confidence: float = 0.22) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)) for _ in range(layers))
         self.heads = nn.ModuleList(nn.Linear(dim, classes) for _ in range(layers))
@@ -29,7 +29,7 @@ class EarlyExit(nn.Module):
 
 def example(count: int = 64) -> tuple[Any, ...]:
     torch.manual_seed(0)
-    return EarlyExit(), torch.randn(count, 64)
+    return EarlyExit(), torch.randn(count, 256)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Compose(nn.Module):
 class Parser(nn.Module):
     """Reads a sentence; returns what is left on the stack, the log-probability of its actions, and how many it reduced."""
 
-    def __init__(self, words: int, dim: int = 32) -> None:
+    def __init__(self, words: int, dim: int = 128) -> None:
         super().__init__()
         self.word, self.nothing = nn.Embedding(words, dim), nn.Parameter(torch.zeros(dim))
         self.score = nn.Sequential(nn.Linear(3 * dim, dim), nn.Tanh(), nn.Linear(dim, 2))
@@ -52,7 +52,7 @@ class Parser(nn.Module):
         return stack[0], torch.stack(chosen).sum(0), reduced
 
 
-def example(count: int = 32) -> tuple[Any, ...]:
+def example(count: int = 64) -> tuple[Any, ...]:
     torch.manual_seed(0)
     dice = random.Random(0)
     return Parser(50), [[dice.randrange(50) for _ in range(dice.randint(3, 12))] for _ in range(count)]

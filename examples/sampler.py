@@ -19,7 +19,7 @@ END = 0
 class Sampler(nn.Module):
     """Returns the log-probability of the sampled sequence and its length."""
 
-    def __init__(self, words: int = 20, dim: int = 32) -> None:
+    def __init__(self, words: int = 20, dim: int = 128) -> None:
         super().__init__()
         self.embed, self.cell, self.out = nn.Embedding(words, dim), nn.GRUCell(dim, dim), nn.Linear(dim, words)
 
@@ -37,10 +37,10 @@ class Sampler(nn.Module):
         return torch.stack(chosen).sum(0), len(chosen)
 
 
-def example(count: int = 32) -> tuple[Any, ...]:
+def example(count: int = 64) -> tuple[Any, ...]:
     torch.manual_seed(0)
     draws = torch.rand(count, 20).tolist()
-    return Sampler(), torch.randn(count, 32), draws
+    return Sampler(), torch.randn(count, 128), draws
 
 
 if __name__ == "__main__":

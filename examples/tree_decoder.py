@@ -24,7 +24,7 @@ class Split(nn.Module):
 class TreeDecoder(nn.Module):
     """Returns the summed representation of the leaves, and how many there are."""
 
-    def __init__(self, dim: int = 32, deepest: int = 6) -> None:
+    def __init__(self, dim: int = 128, deepest: int = 6) -> None:
         super().__init__()
         self.start, self.stop, self.leaf = nn.Linear(dim, dim), nn.Linear(dim, 1), nn.Linear(dim, dim)
         self.split = weft.cell(Split(dim))
@@ -43,9 +43,9 @@ class TreeDecoder(nn.Module):
         return torch.stack(leaves).sum(0), len(leaves)
 
 
-def example(count: int = 32) -> tuple[Any, ...]:
+def example(count: int = 64) -> tuple[Any, ...]:
     torch.manual_seed(0)
-    return TreeDecoder(), torch.randn(count, 32)
+    return TreeDecoder(), torch.randn(count, 128)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,17 @@ Tree = tuple[Any, ...]
 """(label, word) or (label, left, right)."""
 
 
+class Leaf(nn.Module):
+    def __init__(self, dim_in: int, dim: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(dim_in, 3 * dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        i, o, u = self.gates(x).chunk(3)
+        c = torch.sigmoid(i) * torch.tanh(u)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+
 class Cell(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -34,19 +45,19 @@ class Cell(nn.Module):
 
 
 class TreeLSTM(nn.Module):
-    """The loss of one tree. `marked` makes the cell one unit; without it the same is found from the recording."""
+    """The loss of one tree. `marked` makes leaf and cell one unit each; without it the same is found from the recording."""
 
     def __init__(self, words: int, dim_in: int = 300, dim: int = 150, classes: int = 5, marked: bool = True) -> None:
         super().__init__()
-        self.embed, self.leaf = nn.Embedding(words, dim_in), nn.Linear(dim_in, 3 * dim)
-        self.cell = weft.cell(Cell(dim)) if marked else Cell(dim)
+        self.embed, self.leaf, self.cell = nn.Embedding(words, dim_in), Leaf(dim_in, dim), Cell(dim)
+        if marked:
+            weft.cell(self.leaf)
+            weft.cell(self.cell)
         self.out = nn.Linear(dim, classes)
 
     def encode(self, tree: Tree, losses: list[Tensor]) -> tuple[Tensor, Tensor]:
         if len(tree) == 2:
-            i, o, u = self.leaf(self.embed(torch.tensor(tree[1]))).chunk(3)
-            c = torch.sigmoid(i) * torch.tanh(u)
-            state = torch.sigmoid(o) * torch.tanh(c), c
+            state = self.leaf(self.embed(torch.tensor(tree[1])))
         else:
             state = self.cell(self.encode(tree[1], losses), self.encode(tree[2], losses))
         losses.append(F.cross_entropy(self.out(state[0]), torch.tensor(tree[0])))

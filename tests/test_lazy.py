@@ -451,3 +451,15 @@ def test_values_that_were_kept_aside_say_so() -> None:
     weft.batched(fn)(torch.ones(2, 2))
     with pytest.raises(weft.TraceError, match=r"belongs to a call of weft.batched that is over"):
         kept[0] + 1
+
+
+def test_numbers_that_vary_do_not_make_a_kind_of_call_each() -> None:
+    weight = nn.Parameter(torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+    def fn(i: int) -> Tensor:
+        rows = weight * 1
+        return rows[i] * (i + 0.5) - i
+
+    equivalent(fn, list(range(30)))
+    state = weft.lazy.state.state_of(fn)
+    assert len(state.library.types) < 20

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.workloads import blocks_tree_lstm, child_sum, grid, ragged_lstm, tree_fc, tree_lstm
+from benchmarks.workloads import blocks_tree_lstm, child_sum, grid, imperative, ragged_lstm, tree_fc, tree_lstm
 from benchmarks.workloads.common import CaseSpec, Options
 
 WORKLOADS: dict[str, Callable[[Options], list[CaseSpec]]] = {
@@ -12,4 +12,5 @@ WORKLOADS: dict[str, Callable[[Options], list[CaseSpec]]] = {
     "tree_fc": tree_fc.cases,
     "ragged_lstm": ragged_lstm.cases,
     "grid": grid.cases,
+    "imperative": imperative.cases,
 }

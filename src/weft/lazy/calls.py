@@ -18,8 +18,8 @@ from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, Window, holes_fil
 from weft.lazy.quick import MISS, remember, short
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
-from weft.lazy.varying import with_fed_numbers
 from weft.lazy.value import Value
+from weft.lazy.varying import with_fed_numbers
 from weft.lazy.views import check_current
 
 FEED, CAPTURED, BY_IDENTITY = "feed", "captured", "by identity"
@@ -51,8 +51,10 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         if len(args) == 2:
             func, args = with_fed_numbers(tape, func, args, frame)
         found = short(tape, func, args, frame)
-        if found is not MISS:
-            return found
+    else:
+        found = short(tape, (func, *kwargs), (*args, *kwargs.values()), frame)
+    if found is not MISS:
+        return found
     key: list[Any] = [func]
     refs: list[int] = []
     feeds: list[Any] = []
@@ -68,7 +70,9 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
             entry = new_entry(tape, func, args, kwargs, key, place, _name(func))
         except NeedsValue:
             return _with_tensors(func, args, kwargs)
-    if not kwargs:
+    if kwargs:
+        remember(tape, (func, *kwargs), (*args, *kwargs.values()), frame, entry)
+    else:
         remember(tape, func, args, frame, entry)
         if name is not None and entry.single is not None and not feeds:
             _remember(tape, name, args, entry, frame)
@@ -166,15 +170,16 @@ def _walk_tensor(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: 
     elif isinstance(item, Value):
         walk(tape, (item._plain(),), key, refs, feeds)
     else:
-        place = tape.state.place_of(item)
-        if place is None:
-            feed(tape, item, key, feeds)
-        else:
-            key += (CAPTURED, id(place[0]), place[1], item.shape, item.dtype)
+        with torch._C.DisableTorchFunction():  # our own mode would see every attribute that is read here
+            place = tape.state.place_of(item)
+            if place is None:
+                feed(tape, item, key, feeds)
+            else:
+                key += (CAPTURED, id(place[0]), place[1], item.shape, item.dtype)
 
 
 def feed(tape: Tape, tensor: Tensor, key: list[Any], feeds: list[Any]) -> None:
-    if str(tensor.device) != tape.device:
+    if tensor.device != tape.place:
         raise TraceError(f"a tensor on {tensor.device} in a batched call whose model is on {tape.device}; move one of them")
     key += (FEED, kind_of(tensor.shape, tensor.dtype))
     feeds.append(tensor)

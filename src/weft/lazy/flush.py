@@ -28,6 +28,7 @@ class Rows:
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
+        self.kind = kind_of(rows.shape[1:], rows.dtype)
         self._rows: tuple[Tensor, ...] | None = None
         self._numbers: list[Any] | None = None
 
@@ -81,13 +82,17 @@ class Flush:
     def _imports(self) -> CallProgram:
         """The results of earlier flushes that are used again, one call each."""
         found = [self.tape.results[ref] for ref in self.tape.imports]
+        sources: dict[int, Rows] = {id(rows): rows for rows, _ in found}
+        number_of = {key: at for at, key in enumerate(sources)}
+        which = np.array([number_of[id(rows)] for rows, _ in found])
+        row = np.array([at for _, at in found])
         library = self.state.library
-        kinds = [kind_of(rows.rows.shape[1:], rows.rows.dtype) for rows, _ in found]
-        types = np.array([library.number(given_op(kind, self.tape.device)) for kind in kinds], np.int32)
+        numbers = np.array([library.number(given_op(rows.kind, self.tape.device)) for rows in sources.values()], np.int32)
+        types = numbers[which]
         tables: dict[tuple[int, int], Table] = {}
-        for number in np.unique(types).tolist():
-            chosen = [found[at] for at in np.flatnonzero(types == number)]
-            tables[number, 0] = _gathered(chosen)
+        for number in np.unique(numbers).tolist():
+            chosen = np.flatnonzero(types == number)
+            tables[number, 0] = _gathered(list(sources.values()), numbers == number, which[chosen], row[chosen])
         return CallProgram(types, np.empty(0, np.int64), np.empty(0, np.int32), tables)
 
     def run(self, options: Options) -> None:
@@ -151,15 +156,13 @@ def _shifted(program: CallProgram, first: int) -> CallProgram:
     return CallProgram(program.type, program.arguments - first, program.further, program.data)
 
 
-def _gathered(found: list[tuple[Rows, int]]) -> Tensor:
-    sources = {id(rows): rows.rows for rows, _ in found}
-    first, at = {}, 0
-    for key, rows in sources.items():
-        first[key] = at
-        at += len(rows)
-    whole = next(iter(sources.values())) if len(sources) == 1 else torch.cat(list(sources.values()))
-    index = torch.tensor([first[id(rows)] + row for rows, row in found], device=whole.device)
-    return whole.index_select(0, index)
+def _gathered(sources: list[Rows], used: Any, which: Any, row: Any) -> Tensor:
+    """The rows `row` of the sources `which`, of those that are used, as one tensor."""
+    sizes = np.array([len(rows.rows) if mine else 0 for rows, mine in zip(sources, used, strict=True)])
+    first = np.cumsum(sizes) - sizes
+    parts = [rows.rows for rows, mine in zip(sources, used, strict=True) if mine]
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole.index_select(0, torch.from_numpy(first[which] + row).to(whole.device))
 
 
 def recorded(tape: Tape) -> Recorded:

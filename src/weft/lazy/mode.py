@@ -44,14 +44,16 @@ class Recording(TorchFunctionMode):
                         tape.type.append(entry[0])
                         tape.arguments.append(first._ref)
                         return tape.make(tape, ref, entry[1])
-            if frame.f_code is not _HANDLE:
-                found = short(tape, func, args, frame)
-                if found is not MISS:
-                    return found
         if tape.paused:
             return func(*args, **(kwargs or {}))
         if frame.f_code is _HANDLE and frame.f_back is not None:
             frame = frame.f_back.f_back or frame.f_back
+        if kwargs:
+            found = short(tape, (func, *kwargs), (*args, *kwargs.values()), frame)
+        else:
+            found = short(tape, func, args, frame)
+        if found is not MISS:
+            return found
         return called(tape, func, args, kwargs or {}, frame)
 
 

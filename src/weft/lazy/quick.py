@@ -41,26 +41,30 @@ class Quick:
 def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int], feeds: list[Any]) -> Any:
     """The key of the short way, references and fed numbers on the way; None if the call must go the long way."""
     key = [head, id(frame.f_code), frame.f_lasti]
-    floor = tape.floor
+    floor, imports = tape.floor, tape.imports
     for item in args:
         cls = item.__class__
         if cls is Value:
-            ref = item._ref
-            if ref < floor or item._tape is not tape:
+            if item._tape is not tape:
                 return None
+            ref = item._ref
             key.append(item._kind)
-            refs.append(ref)
+            refs.append(ref if ref >= floor else imports[ref] if ref in imports else tape.imported(item))
         elif cls is tuple or cls is list:
             key.append(cls)
             for part in item:
-                if part.__class__ is not Value or part._ref < floor or part._tape is not tape:
+                if part.__class__ is not Value or part._tape is not tape:
                     return None
+                ref = part._ref
                 key.append(part._kind)
-                refs.append(part._ref)
+                refs.append(ref if ref >= floor else imports[ref] if ref in imports else tape.imported(part))
             key.append(len(item))
         elif cls is int or cls is str or cls is bool or item is None:
             key.append(cls)
             key.append(item)
+        elif cls is float:
+            key.append(cls)
+            key.append(item or repr(item))
         elif cls is Constant:
             key.append(Constant)
             key.append(item._kind)
@@ -70,6 +74,8 @@ def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int
             key.append(id(item))
         elif cls is slice and _is_simple(item):
             key += (slice, item.start, item.stop, item.step)
+        elif isinstance(item, nn.Module):
+            key += (nn.Module, id(item), item.training)
         else:
             return None
     return tuple(key)
@@ -120,5 +126,5 @@ def remember(tape: Tape, head: Any, args: Any, frame: FrameType, entry: Entry) -
         return
     key = signature(tape, head, args, frame, [], [])
     if key is not None:
-        held = tuple(item for item in args if isinstance(item, nn.Parameter))
+        held = tuple(item for item in args if isinstance(item, nn.Parameter | nn.Module))
         tape.tables.quick[key] = Quick(entry, held)

@@ -71,7 +71,8 @@ class Tape:
         self.ended: str | None = None
         self.paused = False
         self.ambient_grad = torch.is_grad_enabled()
-        kind = torch.device(device).type
+        self.place = torch.device(device)
+        kind = self.place.type
         self.autocast_kind = kind
         self.ambient_autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         self.world: World = state.world((granularity, *self.ambient_autocast))

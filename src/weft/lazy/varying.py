@@ -1,7 +1,8 @@
 """Numbers that change from call to call at one place in the code are fed, so that they do not make a kind of call each.
 
-A Python number among the arguments of an operation is part of what is computed, and good to know for the engine: `x * 0.5` is one kind
-of call. But `x * len(words)` would be one kind for every length. So a place that has shown more than a few numbers has them fed.
+A Python number among the arguments of an operation is part of what is computed, and good to know for the engine: `x * 0.5` is
+one kind of call. But `x * len(words)` would be one kind for every length. So a place that has shown more than a few numbers has
+them fed.
 """
 
 from __future__ import annotations
