@@ -1,6 +1,6 @@
 """Per-example code: the recursive Tree-LSTM of examples/tree_lstm.py on SST trees, recording included, in every granularity.
 
-Beside a loop over the trees: cells marked, unmarked, single operators, recordings kept; and the same model as a vertex function.
+Beside a loop over the trees: cells marked, unmarked, single operators, recordings kept. Then models that look at their values.
 """
 
 from __future__ import annotations

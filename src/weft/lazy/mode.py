@@ -48,10 +48,8 @@ class Recording(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if frame.f_code is _HANDLE and frame.f_back is not None:
             frame = frame.f_back.f_back or frame.f_back
-        if kwargs:
-            found = short(tape, (func, *kwargs), (*args, *kwargs.values()), frame)
-        else:
-            found = short(tape, func, args, frame)
+        head, given = (func, args) if not kwargs else ((func, *kwargs), (*args, *kwargs.values()))
+        found = short(tape, head, given, frame)
         if found is not MISS:
             return found
         return called(tape, func, args, kwargs or {}, frame)
