@@ -463,3 +463,23 @@ def test_numbers_that_vary_do_not_make_a_kind_of_call_each() -> None:
     equivalent(fn, list(range(30)))
     state = weft.lazy.state.state_of(fn)
     assert len(state.library.types) < 20
+
+
+def test_hooks_inside_a_cell_fire_once_per_batch_and_are_announced() -> None:
+    torch.manual_seed(0)
+    node, seen = weft.cell(Node(4).double()), []
+    node.linear.register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape)))
+    x = torch.randn(5, 4, dtype=torch.float64)
+    net = weft.batched(lambda x: node(x, x))
+    with pytest.warns(weft.FallbackWarning, match=r"Node: a module in it carries hooks \(Linear\); it runs by plain vmap"):
+        first = net(x)
+    calls = len(seen)
+    assert torch.allclose(net(x), first)
+    assert len(seen) - calls == 1
+
+
+def test_hooks_of_a_layer_see_values() -> None:
+    linear, seen = nn.Linear(3, 3).double(), []
+    linear.register_forward_hook(lambda module, args, out: seen.append(type(out)))
+    weft.batched(linear)(torch.randn(2, 3, dtype=torch.float64))
+    assert seen == [weft.Value, weft.Value]
