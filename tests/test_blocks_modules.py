@@ -140,6 +140,30 @@ def test_cache_keeps_the_program_of_an_example() -> None:
     assert seen == [1, 2, 2]
 
 
+def test_a_program_of_another_network_is_not_run() -> None:
+    net = wb.compile(wb.Vector(2) >> nn.Linear(2, 2), cache=id)
+    program, example = net.program([1, 2]), [1, 2]
+    net([example])
+    net.double()
+    assert net([example]).dtype == torch.float64
+    with pytest.raises(weft.StructureError, match="a program was recorded by another network, or before its types changed"):
+        net([program])
+
+
+def test_values_and_caches_do_not_go_together() -> None:
+    with pytest.raises(weft.StructureError) as caught:
+        wb.compile(wb.Map(wb.Scalar()) >> wb.Filter(wb.Identity()), cache=True)
+    assert str(caught.value) == (
+        "Pipe[1]/<wb.Filter>: what is computed depends on the values of tensors; no program can be kept (cache)"
+    )
+
+
+def test_equivalence_of_blocks_under_every_policy() -> None:
+    net = recursive().eval()
+    weft.testing.assert_equivalent(net, [[1, [2, 3]], 4, []])
+    weft.testing.assert_equivalent(wb.compile(net), [[1, [2, 3]], 4, []], policies=["auto"])
+
+
 def test_a_loader_builds_batches() -> None:
     net = wb.compile(recursive().eval())
     data = [([1, [2]], 0), (3, 1), ([], 0), ([[4]], 1)]

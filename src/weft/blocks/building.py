@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from weft.blocks.code import Code, leaves_of
+from weft.errors import StructureError
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, merge_calls, table
 
 Counts = npt.NDArray[np.int64]
@@ -28,6 +29,8 @@ class BlockProgram:
     """The recorded calls of one example or several, where their results are, and what came out as Python objects."""
 
     count: int
+    made_by: int
+    """The key of the code that recorded it."""
     calls: CallProgram
     extra: tuple[tuple[str, tuple[int, ...]], ...]
     """Kinds that depend on lengths: their numbers in `calls` follow those that every program knows."""
@@ -112,6 +115,7 @@ class Builder:
         )
         made = BlockProgram(
             count,
+            self.code.key,
             calls,
             tuple(self.extra),
             tuple(np.array(rows, np.int64) for rows in self._notes("W")),
@@ -134,6 +138,8 @@ class Builder:
 
 def numbered(code: Code, program: BlockProgram) -> BlockProgram:
     """The program with the numbers that kinds which depend on lengths have in this process."""
+    if program.made_by != code.key:
+        raise StructureError("a program was recorded by another network, or before its types changed; record the example again")
     if not program.extra:
         return program
     numbers = [*range(code.static), *(code.length_kind(name, lengths) for name, lengths in program.extra)]
@@ -155,6 +161,7 @@ def side_by_side(programs: Sequence[BlockProgram], calls: CallProgram) -> BlockP
 
     return BlockProgram(
         sum(program.count for program in programs),
+        programs[0].made_by,
         calls,
         (),
         tuple(shifted(parts) for parts in columns("outputs")),

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -44,6 +45,8 @@ class Code:
     blocks: list[Block]
     reached: list[Block]
     stamp: int
+    key: int
+    """Equal for equal networks, in any process: programs of one run in the other."""
     libraries: dict[Hashable, Library] = field(default_factory=dict)
     spare: list[Any] = field(default_factory=list)
     """Builders that are not in use."""
@@ -112,6 +115,7 @@ def _write(root: Block, traced: bool) -> Code:
         e.blocks,
         reached,
         _stamp(reached),
+        crc32(repr([(kind.name, kind.args, kind.feeds, kind.outputs, kind.many) for kind in e.kinds.known]).encode()),
     )
 
 

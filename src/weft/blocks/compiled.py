@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from weft.blocks.block import Block
+from weft.blocks.block import Block, convert_to_block, unfinished
 from weft.blocks.building import BlockProgram, merge
 from weft.blocks.code import code_of
 from weft.blocks.evaluate import evaluate, record, run
@@ -35,8 +35,12 @@ class CompiledBlock(SharedModule):
         self._cache_key = (lambda x: x) if cache is True else cache or None
         self._programs: dict[Hashable, BlockProgram] = {}
         self.training = block.training
-        code_of(block)
+        code = code_of(block)
         check_ragged(block, ragged)
+        if cache and code.value_dependent is not None:
+            raise unfinished(
+                code.value_dependent, "what is computed depends on the values of tensors; no program can be kept (cache)"
+            )
 
     @property
     def metrics(self) -> dict[str, Tensor]:
@@ -49,6 +53,12 @@ class CompiledBlock(SharedModule):
         """The labels that came with it."""
         found: dict[str, list[Any]] = self.__dict__["block"].metric_labels
         return found
+
+    @property
+    def one_example(self) -> Block:
+        """The block that was compiled."""
+        block: Block = self.__dict__["block"]
+        return block
 
     def program(self, example: Any) -> BlockProgram:
         """The calls of one example: recorded, not computed. Can be kept, pickled and given to this module later."""
@@ -80,16 +90,16 @@ class CompiledBlock(SharedModule):
             raise TypeMismatch(f"{block!r}: expected a list of examples or programs, got {type(examples).__name__}")
         if examples and all(isinstance(example, BlockProgram) for example in examples):
             return self.run(examples)
-        if self._cache_key is not None and code_of(block).value_dependent is None:
+        if self._cache_key is not None:
             return self.run([self._cached(example, number) for number, example in enumerate(examples)])
         return self._shaped(evaluate(block, examples, self.options))
 
     def _cached(self, example: Any, number: int) -> BlockProgram:
         assert callable(self._cache_key)
-        key = self._cache_key(example)
+        block, key = self.__dict__["block"], self._cache_key(example)
         found = self._programs.get(key)
-        if found is None:
-            found = self._programs[key] = record(self.__dict__["block"], [example], number)
+        if found is None or found.made_by != code_of(block).key:
+            found = self._programs[key] = record(block, [example], number)
         return found
 
     def collate_examples(self, examples: Sequence[Any]) -> BlockProgram:
@@ -126,8 +136,6 @@ def compile(block: Any, ragged: str = "list", **options: Any) -> CompiledBlock:
 def batched(
     block: Any, *, ragged: str = "list", stack: bool = True, in_dims: Any = None, cache: Any = None, **options: Any
 ) -> CompiledBlock:
-    from weft.blocks.block import convert_to_block
-
     if in_dims is not None:
         raise TypeMismatch("in_dims: a block takes one list of examples")
     return CompiledBlock(convert_to_block(block), ragged, Options.of(options), stack, cache)

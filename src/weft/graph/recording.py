@@ -73,9 +73,8 @@ def table(rows: list[Any], dtype: torch.dtype) -> Table:
     """Rows of fed data as one table: tensors are stacked with their gradients, numbers and arrays become an array."""
     if any(isinstance(row, Tensor) for row in rows):
         return torch.stack([torch.as_tensor(row, dtype=dtype) for row in rows])
-    return (
-        torch.as_tensor(np.asarray(rows)).to(dtype).numpy() if dtype is not torch.bfloat16 else torch.tensor(rows, dtype=dtype)
-    )
+    found = torch.as_tensor(np.asarray(rows)).to(dtype)
+    return found if dtype is torch.bfloat16 else found.numpy()
 
 
 @dataclass(frozen=True, eq=False)

@@ -240,7 +240,7 @@ def _one_by_one(library: Library, program: CallProgram, wanted: References, blam
     """The reference: calls in the order in which they were recorded, ordinary autograd, ordinary tracebacks."""
     results: list[Sequence[Tensor]] = []
     arguments, further = program.arguments.tolist(), iter(program.further.tolist())
-    fed = {key: torch.as_tensor(rows).unbind(0) for key, rows in program.data.items()}
+    fed = {key: torch.as_tensor(rows).to(library.types[key[0]].device).unbind(0) for key, rows in program.data.items()}
     seen: dict[int, int] = {}
     at = 0
     for number, t in enumerate(program.type.tolist()):

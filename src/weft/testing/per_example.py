@@ -18,6 +18,7 @@ class PerExample:
     """A function of one example: called with `backend="reference"` it is a loop, else it is `weft.batched`."""
 
     def __init__(self, fn: Any) -> None:
+        fn = getattr(fn, "one_example", fn)  # what a compiled block is compiled from
         given = fn.inner if isinstance(fn, BatchedModule) else fn
         self.settings = given.settings() if isinstance(given, Batched) else {}
         self.fn = given.fn if isinstance(given, Batched) else fn
