@@ -7,18 +7,16 @@ tensor([30.0000,  1.5000])
 """
 
 from weft.blocks.beyond import Attend as Attend
-from weft.blocks.beyond import Filter as Filter
 from weft.blocks.beyond import Pad as Pad
 from weft.blocks.beyond import Softmax as Softmax
 from weft.blocks.beyond import Stack as Stack
-from weft.blocks.beyond import While as While
 from weft.blocks.block import Block as Block
 from weft.blocks.block import convert_to_block as convert_to_block
 from weft.blocks.building import BlockProgram as BlockProgram
+from weft.blocks.choice import OneOf as OneOf
 from weft.blocks.compiled import CompiledBlock as CompiledBlock
 from weft.blocks.compiled import compile as compile
 from weft.blocks.compose import AllOf as AllOf
-from weft.blocks.compose import OneOf as OneOf
 from weft.blocks.compose import Pipe as Pipe
 from weft.blocks.compose import Record as Record
 from weft.blocks.constants import Length as Length
@@ -66,4 +64,6 @@ from weft.blocks.types import TupleType as TupleType
 from weft.blocks.types import VoidType as VoidType
 from weft.blocks.types import canonicalize_type as canonicalize_type
 from weft.blocks.types import convert_to_type as convert_to_type
+from weft.blocks.values import Filter as Filter
+from weft.blocks.values import While as While
 from weft.blocks.wiring import Composition as Composition

@@ -341,5 +341,9 @@ def check_callable(owner: str, what: str, fn: Any) -> None:
         raise TypeMismatch(f"{owner}: {what}: expected something callable, got {fn!r}")
 
 
-def unfinished(block: Block, text: str) -> StructureError:
-    return StructureError(f"{block._path()}: {text}")
+class WiringError(StructureError, ValueError):
+    """Blocks that cannot be wired so: a cycle, or no composition to wire them in."""
+
+
+class Unresolved(StructureError, TypeMismatch):
+    """A declaration that stands for nothing yet."""

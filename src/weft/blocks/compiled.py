@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from weft.blocks.block import Block, convert_to_block, unfinished
+from weft.blocks.block import Block, convert_to_block
 from weft.blocks.building import BlockProgram, merge
 from weft.blocks.code import code_of
 from weft.blocks.evaluate import evaluate, record, run
 from weft.blocks.modules import SharedModule
 from weft.blocks.results import check_ragged
 from weft.data.batch import Batch
-from weft.errors import TypeMismatch
+from weft.errors import StructureError, TypeMismatch
 from weft.run.options import Options
 
 
@@ -38,9 +38,8 @@ class CompiledBlock(SharedModule):
         code = code_of(block)
         check_ragged(block, ragged)
         if cache and code.value_dependent is not None:
-            raise unfinished(
-                code.value_dependent, "what is computed depends on the values of tensors; no program can be kept (cache)"
-            )
+            where = code.value_dependent._path()
+            raise StructureError(f"{where}: what is computed depends on the values of tensors; no program can be kept (cache)")
 
     @property
     def metrics(self) -> dict[str, Tensor]:

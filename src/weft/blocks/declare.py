@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from weft.blocks.block import Block, convert_to_block, unfinished
+from weft.blocks.block import Block, Unresolved, convert_to_block
 from weft.blocks.emit import Emitter, Value
 from weft.blocks.inference import inferring, set_type, wake
 from weft.blocks.types import ResultType, canonicalize_type
@@ -37,7 +37,7 @@ class _Reference(Block):
         """The block that the declaration was resolved to."""
         found: Block | None = self.__dict__["_target"]
         if found is None:
-            raise unfinished(self, "the declaration was never resolved; call resolve_to")
+            raise Unresolved(f"{self._path()}: the declaration was never resolved; call resolve_to")
         return found
 
     @property

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.blocks.block import Block
-from weft.blocks.compose import AllOf, OneOf, Pipe
+from weft.blocks.choice import OneOf
+from weft.blocks.compose import AllOf, Pipe
 from weft.blocks.constants import OneHotFromList, Scalar
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.functions import Concat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from weft.blocks.block import Block, convert_to_block
+from weft.blocks.block import Block, WiringError, convert_to_block
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.inference import inferring, set_type, wake
 from weft.blocks.types import ResultType, TupleType, VoidType
-from weft.errors import StructureError, TypeMismatch
+from weft.errors import TypeMismatch
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ _scopes = _Scopes()
 def current(wanting: str) -> Composition:
     """The composition whose scope is open."""
     if not _scopes.open:
-        raise StructureError(f"{wanting}: only inside `with composition.scope():`")
+        raise WiringError(f"{wanting}: only inside `with composition.scope():`")
     return _scopes.open[-1]
 
 
@@ -71,7 +72,7 @@ class Composition(Block):
         super().__init__(name=name)
         self.__dict__["input"], self.__dict__["output"] = _Placeholder("input"), _Placeholder("output")
         for end in (self.input, self.output):
-            end._parents.append(_weak(self))
+            end._parents.append(weakref.ref(self))
         self._wires: dict[Block, tuple[Wire, ...]] = {}
         self._single: set[Block] = set()
         for child in children or ():
@@ -191,7 +192,7 @@ class Composition(Block):
                     if counts[reader] == 0:
                         ready.append(reader)
         if len(order) < len(self._subblocks):
-            raise StructureError(f"{self._path()}: a composition cannot have cycles")
+            raise WiringError(f"{self._path()}: a composition cannot have cycles")
         self._check(readers)
         return order
 
@@ -228,13 +229,10 @@ class Composition(Block):
         key = wire.block._item_position(wire.key) if hasattr(wire.block, "_item_position") else wire.key
         return value[key]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__()
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for end in (self.input, self.output):
-            end.__dict__.setdefault("_parents", []).append(_weak(self))
+            end.__dict__.setdefault("_parents", []).append(weakref.ref(self))
 
 
 def merged(e: Emitter, parts: tuple[Value, ...], type: ResultType) -> Value:
@@ -246,9 +244,3 @@ def merged(e: Emitter, parts: tuple[Value, ...], type: ResultType) -> Value:
 
 def _block(wire: Wire) -> Block:
     return wire.block if isinstance(wire, Item) else wire
-
-
-def _weak(block: Block) -> Any:
-    import weakref
-
-    return weakref.ref(block)
