@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch import Tensor, nn
 
 import weft
+import weft.nn
+from weft.run.gpu import sweep
+from weft.run.gpu.job import Tile
 from weft.run.gpu.launch import has_triton, interpreted
 from weft.testing import assert_equivalent, random_program, random_structure
 from weft.testing.programs import SAMPLES
@@ -18,9 +25,7 @@ pytestmark = [
 STEPWISE = "backend 'triton' runs its steps one by one, for no kernel can express"
 FALLS_BACK = {
     "two types": f"Typed.attention: {STEPWISE} aten.new_zeros",
-    "three types": f"Typed.norm: {STEPWISE} aten.native_layer_norm",
     "attention": f"Attention: {STEPWISE} aten.new_zeros",
-    "layer norm": f"Normed: {STEPWISE} aten.native_layer_norm",
     "matrix-vector": f"MatrixVector: {STEPWISE} aten.mm",
     "reductions": f"Reductions: {STEPWISE} aten.new_zeros",
 }
@@ -41,3 +46,63 @@ def test_what_no_kernel_expresses_runs_step_by_step_and_says_why(sample: str) ->
     with pytest.warns(weft.FallbackWarning) as told:
         assert_equivalent(program, *inputs, policies=["auto"], backends=["triton"])
     assert FALLS_BACK[sample] in {str(warning.message) for warning in told}
+
+
+def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
+    """Outputs and all gradients, by name."""
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    out = model(graph, x, backend=backend)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+    found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN: what a kernel does not write is noticed."""
+    right = torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> Tensor:
+        made = right(*args, **kwargs)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("rows", [0, 1, 2, 63, 127, 1000])
+@pytest.mark.parametrize("make", [weft.nn.LSTM, weft.nn.TreeGRU, weft.nn.ChildSumTreeLSTM], ids=lambda make: make.__name__)
+def test_steps_of_any_number_of_rows_write_all_they_should(make: Any, rows: int) -> None:
+    torch.manual_seed(0)
+    model = make(4, 6).double()
+    graph = weft.Graph.batch([weft.Graph.chain(3) for _ in range(rows)] + [weft.Graph.chain(2)])
+    x = torch.randn(graph.num_vertices, 4, dtype=torch.float64)
+    found, expected = results(model, graph, x, "triton"), results(model, graph, x, "eager")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12 * max(1.0, float(tensor.abs().max()))), name
+
+
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_products_split_over_warps_are_the_same_products(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies exactly whatever the precision, so that only the splitting shows."""
+    monkeypatch.setattr(sweep, "tile_for", lambda *_: Tile(columns=8, inner=16, precision=precision, ways=4))
+    torch.manual_seed(0)
+    model = weft.nn.NaryTreeLSTM(3, 20, classes=2)
+    graph = weft.Graph.batch([weft.Graph([[], [], [0, 1], [], [2, 3]], types=[0, 0, 1, 0, 1])] * 3)
+    x = torch.randn(graph.num_vertices, 3)
+    found, expected = results(model, graph, x, "triton"), results(model, graph, x, "eager")
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, atol=1e-5), name
+
+
+def test_without_a_gpu_and_without_the_interpreter_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    model = weft.nn.LSTM(3, 4)
+    with pytest.raises(TypeError) as told:
+        model(weft.Graph.chain(3), torch.randn(3, 3), backend="triton")
+    assert str(told.value) == (
+        "backend 'triton' needs the package triton and tensors on a GPU; these are on 'cpu'. "
+        "On a CPU its kernels run only under Triton's interpreter (TRITON_INTERPRET=1)"
+    )

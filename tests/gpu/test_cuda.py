@@ -24,6 +24,19 @@ NOT_HERE = ("dropout", "captured", "three types")
 """Sample cells that draw random numbers, which differ between devices, or hold tensors that no `.to` moves."""
 
 
+class Normed(weft.VertexFunction):
+    """Layer normalisation inside the recurrence, and a product after it."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__(state={"h": (d,)})
+        self.w, self.u, self.norm, self.out = nn.Linear(D_IN, d), nn.Linear(d, d), nn.LayerNorm(d), nn.Linear(d, d)
+
+    def forward(self, v: Any) -> None:
+        h = self.out(self.norm(self.w(v.pull()) + self.u(v.gather().sum("h"))).tanh())
+        v.scatter(h=h)
+        v.push(h)
+
+
 def binary_trees(count: int, seed: int = 0) -> weft.Graph:
     random = np.random.default_rng(seed)
     graphs = []
@@ -61,6 +74,7 @@ CELLS: dict[str, tuple[Callable[[int], nn.Module], Callable[[], weft.Graph]]] = 
     "tree-gru": (lambda d: weft.nn.TreeGRU(D_IN, d), parents),
     "lstm": (lambda d: weft.nn.LSTM(D_IN, d), chains),
     "gru": (lambda d: weft.nn.GRU(D_IN, d), chains),
+    "layer norm": (Normed, parents),
     "grid": (lambda d: weft.nn.GridCell(D_IN, d), grids),
 }
 

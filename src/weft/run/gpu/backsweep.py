@@ -9,6 +9,7 @@ from torch import Tensor
 from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
+from weft.run.gpu.norms import without_norms
 from weft.run.gpu.sweep import Part, Sweep, built
 from weft.run.indices import BackIndex
 from weft.run.typerun import TypeRun
@@ -64,7 +65,8 @@ class BackSweep:
 
     def _part(self, run: TypeRun, prefix: str) -> Part:
         cut, codes = self.backward.cut[run.type]
-        code, piece, binding = codes["back"], cut.pieces["back"], Binding(prefix)
+        code, binding = codes["back"], Binding(prefix)
+        piece, stores = without_norms(cut.pieces["back"], code.stores)
         for value in code.takes:
             name = self._recurrent_gradient(run, value)
             at = run.recurrent(value)
@@ -78,9 +80,9 @@ class BackSweep:
                 binding.gathered(run, value, at)
             else:
                 binding.plain(run, value, piece)
-        for value in code.stores:
+        for value in stores:
             binding.own(value)
-        return Part(run, piece, tuple(code.stores), binding)
+        return Part(run, piece, stores, binding)
 
     def _make_places(self, run: TypeRun) -> None:
         cut, codes = self.backward.cut[run.type]

@@ -7,6 +7,7 @@ from typing import Any
 from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
+from weft.run.gpu.norms import without_norms
 from weft.run.gpu.sweep import Part, Sweep, built
 from weft.run.typerun import TypeRun
 
@@ -40,7 +41,7 @@ def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Any]]:
 
 def _part(run: TypeRun, prefix: str) -> Part:
     code, binding = run.code.codes["during"], Binding(prefix)
-    piece = run.code.split.pieces["during"]
+    piece, stores = without_norms(run.code.split.pieces["during"], code.stores)
     for value in code.takes:
         at = run.recurrent(value)
         if at is None:
@@ -49,13 +50,13 @@ def _part(run: TypeRun, prefix: str) -> Part:
         binding.gathered(run, value, at)
         if at.read.kind == "sum" and _kept(run, value):
             binding.own(value)
-    for value in code.stores:
+    for value, stored in zip(code.stores, stores, strict=True):
         names = exchanged(run, value)
         if names:
-            binding.in_class(value, *names[0])
+            binding.in_class(stored, *names[0])
         else:
-            binding.own(value)
-    return Part(run, piece, tuple(code.stores), binding)
+            binding.own(stored)
+    return Part(run, piece, stores, binding)
 
 
 def _kept(run: TypeRun, value: Value) -> bool:

@@ -19,6 +19,7 @@ from weft.graph.segments import segment_sum
 from weft.graph.tape import Value
 from weft.run.gpu.formulas import FORMULAS, HALVES, JOINS, TYPES, has_formula, loaded, rounded
 from weft.run.gpu.memory import Bag, Collected, Gathered, Memory, Returned
+from weft.run.gpu.norms import row_mean, row_rstd
 from weft.run.gpu.units import NotExpressible, Part, Units, tells
 from weft.run.rowview import row_width
 
@@ -124,6 +125,8 @@ class Job:
             found = self._segments(value)
         elif value.target is aten.index_select.default:
             found = self._spread(value)
+        elif value.target in (row_mean, row_rstd):
+            found = self._over_row(value)
         elif has_formula(value):
             found = self._pointwise(value)
         else:
@@ -341,6 +344,40 @@ class Job:
             at = f"(kk + {start}){down} * {along} + (col + {unit * self.units.width}){columns} * {across}"
             self.say(f"    weight = tl.load({weight.pointer} + {at}{mask})")
             self.say(f"    {total} = tl.dot(rows, weight, {total}, {how})")
+
+    def _over_row(self, value: Value) -> list[str]:
+        """The mean of rows that lie in memory, or one over their standard deviation."""
+        stretches = self._stretches(self.units.parts(value.args[0], self.units.count(value.args[0])))
+        numbers = sum(length for _, length in stretches)
+        mean = self.fresh_name("m")
+        with self._early():
+            self._add_up(mean, stretches, "{0}", numbers)
+            if value.target is row_mean:
+                return [self._round(mean, value.dtype)]
+            name = self.fresh_name("m")
+            self._add_up(name, stretches, f"({{0}} - {mean}) * ({{0}} - {mean})", numbers)
+            self.say(f"{name} = 1 / tl.sqrt({name} + {float(value.args[1])!r})")
+            return [self._round(name, value.dtype)]
+
+    def _add_up(self, name: str, stretches: list[tuple[Part, int]], term: str, numbers: int) -> None:
+        wide = any(self.units.values[part.key].dtype is torch.float64 for part, _ in stretches)
+        self.say(f"{name} = tl.zeros(({self.tile.rows}, 1), {'tl.float64' if wide else 'tl.float32'})")
+        for part, length in stretches:
+            memory, dtype = self.memory.get(part.key), self.units.values[part.key].dtype
+            if memory is None or isinstance(memory, Bag | Collected | Returned) or not memory.row:
+                raise NotExpressible("a mean of rows that are in no memory")
+            column = part.at * self.units.width
+            self._index(memory, column)
+            row, inside = memory.row_of(column)
+            inner = min(128, 1 << (length - 1).bit_length())
+            past = ', cache_modifier=".cg"' if memory.fresh else ""
+            self.say(f"for k in range(0, {length}, {inner}):")
+            self.say(f"    kk = k + tl.arange(0, {inner})")
+            self.say(f"    there = live[:, None] & (kk < {length})[None, :]")
+            where = f"{memory.pointer} + ({row})[:, None] * {memory.width} + ({inside} + kk)[None, :]"
+            self.say(f"    rows = {loaded(f'tl.load({where}, mask=there, other=0{past})', dtype)}")
+            self.say(f"    {name} += tl.sum(tl.where(there, {term.format('rows')}, 0), 1)[:, None]")
+        self.say(f"{name} = {name} / {numbers}")
 
     def _segments(self, value: Value) -> list[str]:
         """The sum over each vertex's edges of something that lies in memory."""

@@ -60,8 +60,11 @@ class Sweep:
 
 
 def by_one_kernel(run: TypeRun) -> bool:
-    """Whether the steps of a type are to run as one kernel."""
-    return run.code.role.backend == "triton" and (interpreted() or not _has_doubles(run.code))
+    """Whether the steps of a type are to run as one kernel: not in float64, and not where they are so wide that the library's
+    products are faster, launches and all."""
+    if run.code.role.backend != "triton" or run.rows >= WIDEST * max(len(run.cuts), 1):
+        return False
+    return interpreted() or not _has_doubles(run.code)
 
 
 def _has_doubles(code: CellCode) -> bool:
@@ -118,8 +121,9 @@ def _member(part: Part, shifts: dict[str, int], rows: int) -> tuple[Member, Stag
     return Member(jobs, tile, -(-stages.units.width // tile.columns), shifts), stages
 
 
-NARROW, WIDE = 64, 400
-"""Rows of a step, on average, below and above which narrower and wider tiles of columns are faster (measured on an H200)."""
+NARROW, WIDE, WIDEST = 64, 400, 1000
+"""Rows of a step, on average, below and above which narrower and wider tiles of columns are faster, and from which on a launch
+for every product is (measured on an H200)."""
 
 
 def tile_for(dtypes: set[torch.dtype], rows: int) -> Tile:

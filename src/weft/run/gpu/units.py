@@ -16,9 +16,10 @@ import torch
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
 from weft.run.gpu.formulas import JOINS
+from weft.run.gpu.norms import row_mean, row_rstd
 from weft.run.rowview import cuts_rows, place_of, row_width
 
-MIXING = (torch.ops.aten.mm.default, segment_sum, torch.ops.aten.index_select.default)
+MIXING = (torch.ops.aten.mm.default, segment_sum, torch.ops.aten.index_select.default, row_mean, row_rstd)
 """Operations that read more than their own part of a row; of their operands only the first is cut in units."""
 
 MOST_UNITS = 16
