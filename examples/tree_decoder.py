@@ -1,4 +1,4 @@
-"""A tree decoder: grows a binary tree from a vector, splitting a node until it predicts stop."""
+"""A tree decoder: grows a binary tree from a vector, splitting each node until it predicts stop."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Split(nn.Module):
 
 
 class TreeDecoder(nn.Module):
-    """Returns the summed representation of the leaves, and how many there are."""
+    """Level by level: all nodes of a level ask together whether to stop. Returns the sum over the leaves, and their number."""
 
     def __init__(self, dim: int = 128, deepest: int = 6) -> None:
         super().__init__()
         self.start, self.stop, self.leaf = nn.Linear(dim, dim), nn.Linear(dim, 1), nn.Linear(dim, dim)
         self.split = weft.cell(Split(dim))
         self.deepest = deepest
-
-    def grow(self, h: Tensor, depth: int, leaves: list[Tensor]) -> None:
-        if depth == self.deepest or self.stop(h) > 0:
-            leaves.append(self.leaf(h))
-            return
-        for part in self.split(h):
-            self.grow(part, depth + 1, leaves)
+        nn.init.constant_(self.stop.bias, -0.1)
 
     def forward(self, code: Tensor) -> Any:
-        leaves: list[Tensor] = []
-        self.grow(self.start(code), 0, leaves)
+        level, leaves = [self.start(code)], []
+        for _ in range(self.deepest):
+            scores = torch.stack([self.stop(h) for h in level]).tolist()
+            leaves += [self.leaf(h) for h, (score,) in zip(level, scores, strict=True) if score > 0]
+            level = [part for h, (score,) in zip(level, scores, strict=True) if score <= 0 for part in self.split(h)]
+            if not level:
+                break
+        leaves += [self.leaf(h) for h in level]
         return torch.stack(leaves).sum(0), len(leaves)
 
 

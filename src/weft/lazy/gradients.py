@@ -28,21 +28,34 @@ def requires_grad(tape: Tape, value: Value) -> bool:
 def grad_flags(tape: Tape) -> list[bool]:
     """For every call since the last flush, whether what it gives requires gradients."""
     floor, types, arguments, further, imports = tape.segment()
-    handed = [tape.tensor(Value(tape, ref, None)).requires_grad for ref in imports]  # type: ignore[arg-type]
+    handed = [tape.results[ref][0].rows.requires_grad for ref in imports]
+    handed.reverse()  # a reference below zero then counts from the end, as Python does
     fed = {number: iter(rows) for number, rows in tape.data.items()}
+    known = {number: _known(tape.state.fines[number]) for number in set(types)}
     counts, at = iter(further), 0
-    trained: dict[int, bool] = {}
     flags: list[bool] = []
     for number in types:
-        op = tape.state.fines[number]
-        end = at + len(op.args) + (next(counts) if op.many is not None else 0)
-        given = [handed[-ref - 1] if ref < 0 else flags[(ref - floor) // STEP] for ref in arguments[at:end]]
-        given += [_trained(next(fed[number])) for _ in op.feeds]
-        if number not in trained:
-            trained[number] = _is_trained(op)
-        flags.append(not op.setting.detached and op.name != "detach" and (trained[number] or any(given)))
+        width, feeds, is_many, always = known[number]
+        end = at + width + (next(counts) if is_many else 0)
+        flag = always
+        if always is None:
+            flag = False
+            for ref in arguments[at:end]:
+                if handed[ref] if ref < 0 else flags[(ref - floor) // STEP]:
+                    flag = True
+                    break
+        for _ in range(feeds):
+            flag = (_trained(next(fed[number])) and always is not False) or flag
+        flags.append(bool(flag))
         at = end
     return flags
+
+
+def _known(op: Op) -> tuple[int, int, bool, bool | None]:
+    """(arguments, feeds, whether there are further arguments, what is known of the result: None where arguments decide)."""
+    cut = op.setting.detached or op.name == "detach"
+    always = False if cut else True if _is_trained(op) else None
+    return len(op.args), len(op.feeds), op.many is not None, always
 
 
 def _trained(row: Any) -> bool:

@@ -40,6 +40,9 @@ class Stacked(Value):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.parts)
 
+    def tolist(self) -> Any:
+        return [part.tolist() for part in self.parts]
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int) and not isinstance(index, bool):
             return self.parts[index]
