@@ -16,6 +16,7 @@ from torch import nn
 import weft
 import weft.blocks as wb
 from block_parts import assert_batches, assert_equal, is_list, mix, running
+from weft.blocks import flushing
 
 
 def recursive(size: int = 3) -> wb.Block:
@@ -155,6 +156,37 @@ def test_values_and_caches_do_not_go_together() -> None:
         wb.compile(wb.Map(wb.Scalar()) >> wb.Filter(wb.Identity()), cache=True)
     assert str(caught.value) == (
         "Pipe[1]/<wb.Filter>: what is computed depends on the values of tensors; no program can be kept (cache)"
+    )
+
+
+def test_items_that_look_at_values_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    flushes: list[int] = []
+    plain = flushing.run_calls
+
+    def counted(library: Any, programs: Any, *rest: Any, **more: Any) -> Any:
+        flushes.append(len(programs[0].type))
+        return plain(library, programs, *rest, **more)
+
+    monkeypatch.setattr(flushing, "run_calls", counted)
+    halve = wb.While(wb.Function(lambda x: x > 1), wb.Function(lambda x: x / 2), 20)
+    net = wb.Map(
+        wb.Map(wb.Scalar("float64") >> halve >> wb.AllOf(wb.Metric("end"), wb.Identity()) >> wb.GetItem(1)) >> wb.Sum()
+    )
+    examples = [[[5.0, 1.0], [9.0]], [], [[2.0, 64.0, 3.0]]]
+    wb.compile(net)(examples)
+    assert len(flushes) == 8, "as many batches as the longest loop needs, and one for the sums"
+    assert_batches(net, examples)
+
+
+def test_an_error_after_a_value_was_needed_names_its_place() -> None:
+    net = wb.compile(
+        wb.Record([(0, wb.Map(wb.Scalar()) >> wb.Filter(wb.Identity())), (1, wb.Map(wb.GetItem("a") >> wb.Scalar()))])
+    )
+    with pytest.raises(weft.MissingKey) as caught:
+        net([([1, 0], []), ([1], [{"a": 1}, {"b": 2}])])
+    assert (
+        str(caught.value)
+        == "Record[1]/Map[0]/Pipe[0]/<wb.GetItem 'a'>: expected the key 'a', found 'b', in example 1 at [1][1]"
     )
 
 

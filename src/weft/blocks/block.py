@@ -167,6 +167,10 @@ class Block(SharedModule, metaclass=_Construction):
         """Write code: from the value of the input to the value of the output (`weft.blocks.emit`)."""
         raise NotImplementedError
 
+    def _looks_at_values(self) -> bool:
+        """Whether what it does depends on the values of tensors."""
+        return False
+
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         """What an error of Python means here, in the user's words; None where it is the user's own."""
         return None

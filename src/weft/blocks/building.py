@@ -20,8 +20,9 @@ from weft.errors import StructureError
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, merge_calls, table
 
 Counts = npt.NDArray[np.int64]
-Waiting = Generator[list[int], list[bool], None]
-"""Yields references whose values must be known, and is sent whether they are non-zero."""
+Waiting = Generator[tuple[bool | None, Any], Any, Any]
+"""Yields (None, references) whose values must be known, and is sent whether they are non-zero; or (False, (function, items)) for
+work that may wait by itself, and is sent all results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,18 +91,22 @@ class Builder:
 
     def record(self, example: Any) -> Waiting:
         """Record one example."""
+        return self.drive(self.names["MAIN"], example)
+
+    def drive(self, function: Any, argument: Any) -> Waiting:
+        """Run a function of the code, and all those that it calls; its result is returned."""
         stack: list[Any] = []
-        send, value = self.names["MAIN"](example).send, None
+        send, value = function(argument).send, None
         while True:
             try:
                 function, argument = send(value)
             except StopIteration as end:
                 if not stack:
-                    return
+                    return end.value
                 send, value = stack.pop(), end.value
                 continue
-            if function is None:
-                value = yield argument
+            if not function:
+                value = yield function, argument
                 continue
             stack.append(send)
             send, value = function(argument).send, None

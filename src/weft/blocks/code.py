@@ -94,7 +94,7 @@ def _write(root: Block, traced: bool) -> Code:
     for block in sorted(reached, key=lambda block: type(block).__name__ == "_Pipe"):
         for side in ("input", "output"):
             block._known(side)
-    e = Emitter(_shared(reached), traced)
+    e = Emitter(_shared(reached), _waiting(reached), traced)
     with e.under("def MAIN(x):"):
         e.line("if 0: yield")
         x = given(e, "x", root._known("input"))
@@ -126,6 +126,22 @@ def _shared(reached: list[Block]) -> set[Block]:
         for part in block.subblocks:
             uses[part] = uses.get(part, 0) + 1
     return {block for block, count in uses.items() if count > 1 and block.subblocks}
+
+
+def _waiting(reached: list[Block]) -> set[Block]:
+    """Blocks in which a value must be known before going on."""
+    holders: dict[Block, list[Block]] = {}
+    for block in reached:
+        for part in block.subblocks:
+            holders.setdefault(part, []).append(block)
+    found: set[Block] = set()
+    pending = [block for block in reached if block._looks_at_values()]
+    while pending:
+        block = pending.pop()
+        if block not in found:
+            found.add(block)
+            pending += holders.get(block, ())
+    return found
 
 
 def given(e: Emitter, name: str, type: ResultType) -> Value:

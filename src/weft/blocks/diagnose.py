@@ -112,9 +112,18 @@ def _tracked(root: Block) -> tuple[_Tracker, Builder]:
 def explained(root: Block, example: Any, number: int, error: Exception) -> Exception:
     """The error of a failed recording, with the block, the example and the place in it."""
     tracker, builder = _tracked(root)
+    from weft.blocks.evaluate import REFERENCE
+    from weft.blocks.flushing import History
+
+    history = History(root, tracker.code, builder, REFERENCE)
+    going, answers = builder.record(example), None
     try:
-        for _ in builder.record(example):
-            break
+        while True:
+            _, refs = going.send(answers)
+            history.flush()
+            answers = history.truths(refs)
+    except StopIteration:
+        pass
     except Exception as again:
         if type(again) is type(error) and tracker.open:
             return _worded(tracker, number, again)
@@ -180,11 +189,11 @@ def _brief(value: Any) -> str:
 def trace(root: Block, x: Any) -> Trace:
     """Record and compute one example, and keep the value of every step."""
     from weft.blocks.evaluate import REFERENCE
-    from weft.blocks.flushing import Fiber, History, advance
+    from weft.blocks.flushing import Fiber, History, advance, no_notes
 
     tracker, builder = _tracked(root)
     history = History(root, tracker.code, builder, REFERENCE)
-    advance(root, builder, history, [Fiber(0, x, builder.record(x))])
+    advance(root, builder, history, [Fiber(0, x, builder.record(x), no_notes(builder))])
     for step in tracker.steps:
         step.given = _computed(history, step.given, step.block._known("input"))
         step.value = _computed(history, step.value, step.block._known("output"))

@@ -53,8 +53,8 @@ class Name(str):
 class Emitter:
     """Writes the functions of one root block."""
 
-    def __init__(self, shared: set[Block], traced: bool) -> None:
-        self.shared, self.traced = shared, traced
+    def __init__(self, shared: set[Block], waiting: set[Block], traced: bool) -> None:
+        self.shared, self.waiting, self.traced = shared, waiting, traced
         self.kinds = Kinds([], {})
         self.objects: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """Code whose path depends on values: run what is recorded so far, look, go on.
 
-All examples are recorded together; each stops where it must know a value. When every example is finished or waits, everything
-that was recorded runs as one batch, and those that wait go on. What an earlier batch computed and a later one needs is fed to
-it, with its gradient.
+All examples are recorded together, and the items of a `Map` whose block looks at values as well; each stops where it must know
+a value. When every one is finished or waits, everything that was recorded runs as one batch, and those that wait go on. What an
+earlier batch computed and a later one needs is fed to it, with its gradient.
 
     example 0   record ── wait ────────── record ── wait ── ...
     example 1   record ───── wait ─────── record ─ end
@@ -11,8 +11,9 @@ it, with its gradient.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -148,23 +149,27 @@ class History:
         return self.rows(np.array([ref], np.int64))[0]
 
 
-@dataclass
+@dataclass(eq=False)
 class Fiber:
+    """One example, or one item of a sequence in it, on its way."""
+
     number: int
     example: Any
     going: Waiting
-    waits_for: list[int] | None = None
-    notes: dict[str, list[Any]] | None = None
+    notes: dict[str, list[Any]]
+    parent: Fiber | None = None
+    children: list[Fiber] = field(default_factory=list)
+    unfinished: int = 0
+    result: Any = None
 
 
 def run_in_flushes(root: Block, code: Code, examples: Sequence[Any], options: Options) -> Results:
     """Evaluate examples whose path depends on values."""
     builder = Builder(code)
     history = History(root, code, builder, options)
-    fibers = [Fiber(n, x, builder.record(x), [], {name: [] for name in builder.notes}) for n, x in enumerate(examples)]
+    fibers = [Fiber(n, x, builder.record(x), no_notes(builder)) for n, x in enumerate(examples)]
     advance(root, builder, history, fibers)
     for fiber in fibers:
-        assert fiber.notes is not None
         for name, seen in fiber.notes.items():
             builder.notes[name] += seen
     program = builder.finish(len(examples))
@@ -180,24 +185,62 @@ def run_in_flushes(root: Block, code: Code, examples: Sequence[Any], options: Op
 
 def advance(root: Block, builder: Builder, history: History, fibers: Sequence[Fiber]) -> None:
     """Let all fibers go on until none is left, with one batch whenever all of them wait."""
-    going = list(fibers)
-    while going:
-        asked = [fiber.waits_for or [] for fiber in going]
-        answers = iter(history.truths([ref for refs in asked for ref in refs]))
-        for fiber, refs in zip(going, asked, strict=True):
-            _resume(root, builder, fiber, [next(answers) for _ in refs])
+    ready: deque[tuple[Fiber, Any]] = deque((fiber, None) for fiber in fibers)
+    while ready:
+        waiting: list[tuple[Fiber, list[int]]] = []
+        while ready:
+            fiber, answer = ready.popleft()
+            request = _resume(root, builder, fiber, answer)
+            if request is None:
+                _finished(fiber, ready)
+            elif request[0] is None:
+                waiting.append((fiber, request[1]))
+            else:
+                function, items = request[1]
+                _fork(builder, fiber, function, items, ready)
         history.flush()
-        going = [fiber for fiber in going if fiber.waits_for is not None]
+        answers = iter(history.truths([ref for _, refs in waiting for ref in refs]))
+        ready.extend((fiber, [next(answers) for _ in refs]) for fiber, refs in waiting)
 
 
-def _resume(root: Block, builder: Builder, fiber: Fiber, answers: list[bool]) -> None:
+def _resume(root: Block, builder: Builder, fiber: Fiber, answer: Any) -> tuple[bool | None, Any] | None:
+    """What the fiber asks for next; None where it has ended."""
+    request = None
     try:
-        fiber.waits_for = fiber.going.send(answers if fiber.waits_for else None)  # type: ignore[arg-type]
-    except StopIteration:
-        fiber.waits_for = None
+        request = fiber.going.send(answer)
+    except StopIteration as end:
+        fiber.result = end.value
     except Exception as error:
         raise explained(root, fiber.example, fiber.number, error) from None
-    if fiber.notes is not None:
-        for name, rows in builder.notes.items():
-            fiber.notes[name] += rows
-            rows.clear()
+    for name, rows in builder.notes.items():
+        fiber.notes[name] += rows
+        rows.clear()
+    return request
+
+
+def _fork(builder: Builder, fiber: Fiber, function: Any, items: list[Any], ready: deque[tuple[Fiber, Any]]) -> None:
+    """A fiber for each item; the one that asked goes on when all have ended."""
+    fiber.children = [
+        Fiber(fiber.number, fiber.example, builder.drive(function, item), no_notes(builder), fiber) for item in items
+    ]
+    fiber.unfinished = len(items)
+    ready.extend((child, None) for child in fiber.children)
+    if not items:
+        ready.append((fiber, []))
+
+
+def _finished(fiber: Fiber, ready: deque[tuple[Fiber, Any]]) -> None:
+    parent = fiber.parent
+    if parent is None:
+        return
+    parent.unfinished -= 1
+    if parent.unfinished == 0:
+        for child in parent.children:
+            for name, rows in child.notes.items():
+                parent.notes[name] += rows
+        ready.append((parent, [child.result for child in parent.children]))
+        parent.children = []
+
+
+def no_notes(builder: Builder) -> dict[str, list[Any]]:
+    return {name: [] for name in builder.notes}

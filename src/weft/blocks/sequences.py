@@ -60,6 +60,9 @@ class Map(Block):
         (elem,), given = self.subblocks, self._known("input")
         if isinstance(given, BroadcastSequenceType):
             return (yield elem, x)
+        if elem in e.waiting and not e.traced:
+            items = f"list({e.listed(x, given)})"
+            return e.let(f"yield (False, ({e.function_of(elem)}, {items}))")
         out, push = e.let("[]"), e.fresh()
         e.line(f"{push} = {out}.append")
         with e.loop(x, given) as item:

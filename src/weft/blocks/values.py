@@ -36,6 +36,9 @@ class Filter(Block):
         set_type(self, "output", SequenceType(item))
         check_truth(predicate)
 
+    def _looks_at_values(self) -> bool:
+        return isinstance(self.subblocks[0].output_type, TensorType)
+
     def _emit(self, e: Emitter, x: Value) -> Writing:
         (predicate,), given = self.subblocks, self._known("input")
         item_type, kind = items_of(self, given), predicate._known("output")
@@ -85,6 +88,9 @@ class While(Block):
             for block, side in ends:
                 set_type(block, side, known)
         check_truth(cond)
+
+    def _looks_at_values(self) -> bool:
+        return isinstance(self.subblocks[0].output_type, TensorType)
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         cond, body = self.subblocks
