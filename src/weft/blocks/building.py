@@ -21,7 +21,7 @@ from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, me
 
 Counts = npt.NDArray[np.int64]
 Waiting = Generator[tuple[bool | None, Any], Any, Any]
-"""Yields (None, references) whose values must be known, and is sent whether they are non-zero; or (False, (function, items)) for
+"""Yields (None, references) whose values must be known, and is sent whether they are non-zero; or (False, (function, items)),
 work that may wait by itself, and is sent all results."""
 
 
