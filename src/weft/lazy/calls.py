@@ -15,10 +15,10 @@ from weft.lazy.constants import Constant
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
 from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, Window, holes_filled
-from weft.lazy.quick import MISS, remember, short
+from weft.lazy.quick import remember, short
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
-from weft.lazy.value import Value
+from weft.lazy.value import MISS, Value
 from weft.lazy.varying import with_fed_numbers
 from weft.lazy.views import check_current
 

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from weft.errors import TraceError
 from weft.lazy.calls import _with_tensors, record
 from weft.lazy.constants import constant
-from weft.lazy.quick import MISS, short
+from weft.lazy.quick import short
 from weft.lazy.stacks import reduced, stack
 from weft.lazy.tape import Tape, active
-from weft.lazy.value import REFUSED, STEP, Value
+from weft.lazy.value import MISS, REFUSED, STEP, Value
 
 _HANDLE = handle_torch_function.__code__
 

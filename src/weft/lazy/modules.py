@@ -20,11 +20,11 @@ from torch import nn
 from weft.errors import TraceError
 from weft.lazy.calls import BY_IDENTITY, finish, new_entry, walk, walk_keywords
 from weft.lazy.constants import Constant, constant
-from weft.lazy.quick import MISS, Quick, quick_call, remember, short
+from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.stacks import Stacked
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
-from weft.lazy.value import STEP, Value
+from weft.lazy.value import MISS, STEP, Value
 from weft.lazy.views import check_current
 
 CELL = "_weft_cell"

@@ -18,9 +18,7 @@ from weft.lazy.nests import build
 from weft.lazy.ops import holes_filled
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape
-from weft.lazy.value import STEP, Value
-
-MISS = object()
+from weft.lazy.value import MISS, SHORT, STEP, Value
 
 
 class Quick:
@@ -94,6 +92,9 @@ def short(tape: Tape, head: Any, args: Any, frame: FrameType) -> Any:
         return MISS
     found = tape.quick.get(key)
     return MISS if found is None else quick_call(tape, found, refs, feeds)
+
+
+SHORT[0] = short
 
 
 def quick_call(tape: Tape, found: Quick, refs: Sequence[int], feeds: Sequence[Any]) -> Any:

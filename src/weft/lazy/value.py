@@ -214,6 +214,13 @@ def _picked(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor.index_select(0, at.reshape(1)).squeeze(0)
 
 
+MISS = object()
+"""The answer of the short way where it does not know the call."""
+
+SHORT: list[Callable[..., Any]] = [lambda *_: MISS]
+"""The short way to record a call; `lazy/quick.py`, which needs this file, puts it here."""
+
+
 def _binary(name: str, func: Any) -> Callable[[Value, Any], Any]:
     def operator(self: Value, other: Any) -> Any:
         tape = self._tape
@@ -257,6 +264,10 @@ def _unary(name: str, func: Any) -> Callable[..., Any]:
                 tape.arguments.append(self._ref)
                 return tape.make(tape, ref, entry[1])
             return tape.record(func, (self,), {}, frame, name)
+        if not kwargs and self.__class__ is Value:
+            found = SHORT[0](tape, func, (self, *args), frame)
+            if found is not MISS:
+                return found
         return tape.record(func, (self, *args), kwargs, frame)
 
     method.__name__ = name
