@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -367,3 +369,21 @@ def test_python_work_of_a_kept_step_does_not_grow_with_the_nodes() -> None:
 
     levels = 5  # a deeper tree has more levels to sweep, each with a fixed number of calls
     assert calls(large) - calls(small) <= 12 * levels
+
+
+def test_a_call_leaves_no_tensors_behind_for_the_garbage_collector() -> None:
+    model = Grower().double()
+    net = weft.batched(model)
+    net(inputs())
+    gc.collect()
+    gc.disable()
+    try:
+        rows = [row.clone() for row in inputs()]
+        fed = [weakref.ref(row) for row in rows]
+        out, _ = net(rows)
+        graph = weakref.ref(out)
+        out.sum().backward()
+        del rows, out
+        assert [ref() for ref in fed] == [None] * 6 and graph() is None
+    finally:
+        gc.enable()

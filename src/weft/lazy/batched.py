@@ -151,8 +151,10 @@ class Recorder:
 def close(tape: Tape) -> None:
     """The recording is over; values that were kept aside say so when they are used."""
     tape.ended = tape.ended or "done"
-    tape.fast = {}
-    tape.results = {}
+    tape.fast, tape.quick, tape.driver = {}, {}, None
+    tape.results, tape.imports, tape.past, tape.fed, tape.values = {}, {}, [], [], None
+    tape.type, tape.arguments = [], []
+    tape.data.clear()
 
 
 def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) -> list[Group]:
