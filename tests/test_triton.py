@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import weft
 import weft.nn
-from weft.run.gpu import sweep
+from weft.run.gpu import sweep, table
 from weft.run.gpu.job import Tile
 from weft.run.gpu.launch import has_triton, interpreted
 from weft.testing import assert_equivalent, random_program, random_structure
@@ -82,6 +82,28 @@ def test_steps_of_any_number_of_rows_write_all_they_should(make: Any, rows: int)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12 * max(1.0, float(tensor.abs().max()))), name
+
+
+def test_steps_of_different_widths_are_different_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide steps, narrow ones, and those between have their own tiles; one range of steps follows the other, both ways."""
+    monkeypatch.setattr(table, "NARROW", 2)
+    monkeypatch.setattr(table, "WIDE", 4)
+    launched: list[tuple[bool, int, int]] = []
+    right = sweep.Sweep.launch
+
+    def launch(self: sweep.Sweep, number: int, runs: Any, begin: int, end: int) -> None:
+        launched.append((self.backward, begin, end))
+        right(self, number, runs, begin, end)
+
+    monkeypatch.setattr(sweep.Sweep, "launch", launch)
+    torch.manual_seed(0)
+    model = weft.nn.LSTM(3, 5).double()
+    graph = weft.Graph.batch([weft.Graph.chain(n) for n in (7, 6, 4, 3, 3, 3)])
+    x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
+    found, expected = results(model, graph, x, "triton"), results(model, graph, x, "eager")
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12), name
+    assert launched == [(False, 0, 2), (False, 2, 5), (False, 5, 6), (True, 5, 6), (True, 2, 5), (True, 0, 2)]
 
 
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])

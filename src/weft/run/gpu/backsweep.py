@@ -10,7 +10,7 @@ from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
 from weft.run.gpu.norms import without_norms
-from weft.run.gpu.sweep import Part, Sweep, built
+from weft.run.gpu.sweep import Part, sweeps
 from weft.run.indices import BackIndex
 from weft.run.typerun import TypeRun
 
@@ -39,13 +39,14 @@ class BackSweep:
             return False
         key = ("backward", tuple(self._key(run) for run in self.runs))
         parts = lambda: [self._part(run, f"t{i}_") for i, run in enumerate(self.runs)]  # noqa: E731
-        found = built(self.number, self.runs, key, parts, True)
-        if not isinstance(found, Sweep):
+        found = sweeps(self.number, self.runs, key, parts, True)
+        if found is None:
             return False
         for run in self.runs:
             self._make_places(run)
             run.gradients = {name: parts for (type, name), parts in self.gradients.items() if type == run.type}
-        found.launch(self.number, self.runs, 0, self.group.steps)
+        for sweep, begin, end in found:
+            sweep.launch(self.number, self.runs, begin, end)
         return True
 
     def _recurrent_gradient(self, run: TypeRun, value: Value) -> Any:

@@ -8,7 +8,7 @@ from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
 from weft.run.gpu.norms import without_norms
-from weft.run.gpu.sweep import Part, Sweep, built
+from weft.run.gpu.sweep import Part, sweeps
 from weft.run.typerun import TypeRun
 
 
@@ -19,12 +19,13 @@ def sweep_forward(number: int, group: Group, runs: dict[int, TypeRun]) -> bool:
         return False
     key = ("forward", tuple(_key(run) for run in members))
     parts = lambda: [_part(run, f"t{i}_") for i, run in enumerate(members)]  # noqa: E731
-    found = built(number, members, key, parts, False)
-    if not isinstance(found, Sweep):
+    found = sweeps(number, members, key, parts, False)
+    if found is None:
         return False
     for run in members:
         _make_places(run)
-    found.launch(number, members, 0, group.steps)
+    for sweep, begin, end in found:
+        sweep.launch(number, members, begin, end)
     return True
 
 

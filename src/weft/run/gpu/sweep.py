@@ -19,7 +19,7 @@ from weft.run.gpu.job import Tile
 from weft.run.gpu.launch import Kernel, current_stream, interpreted
 from weft.run.gpu.stages import Stages
 from weft.run.gpu.sweeptext import Member, sweep_text
-from weft.run.gpu.table import FIXED, columns, step_table
+from weft.run.gpu.table import FIXED, columns, step_table, stretches
 from weft.run.gpu.units import NotExpressible
 from weft.run.split import Piece
 from weft.run.typerun import TypeRun
@@ -59,6 +59,19 @@ class Sweep:
         self.kernel.launch(programs, device, arguments, (programs,))
 
 
+def sweeps(
+    number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[], list[Part]], backward: bool
+) -> list[tuple[Sweep, int, int]] | None:
+    """The launches that walk all steps of a group, each with its range of steps, in order; None where no kernel can."""
+    found: list[tuple[Sweep, int, int]] = []
+    for begin, end, width in stretches(runs[0].indices.plan, number):
+        sweep = built(number, runs, key, parts, backward, width)
+        if not isinstance(sweep, Sweep):
+            return None
+        found.append((sweep, begin, end))
+    return found[::-1] if backward else found
+
+
 def by_one_kernel(run: TypeRun) -> bool:
     """Whether the steps of a type are to run as one kernel: not in float64, and not where they are so wide that the library's
     products are faster, launches and all."""
@@ -74,17 +87,21 @@ def _has_doubles(code: CellCode) -> bool:
 _built: WeakKeyDictionary[CellCode, dict[Hashable, Sweep | NotExpressible]] = WeakKeyDictionary()
 
 
+WIDEST = 1000
+"""Rows of a step, on average, from which on a launch for every product is faster (measured on an H200)."""
+
+
 def built(
-    number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[], list[Part]], backward: bool
+    number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[], list[Part]], backward: bool, width: str
 ) -> Sweep | NotExpressible:
-    """The sweep of a group for a key, made when it is first needed; or why there is none."""
+    """The sweep of a group for a key and for steps of a width, made when it is first needed; or why there is none."""
     code = runs[0].code
     kept = _built.setdefault(code, {})
-    where, rows = columns(runs[0].indices.plan, number), width_of_steps(runs)
-    key = (key, tuple(where), rows, torch.get_float32_matmul_precision())
+    where = columns(runs[0].indices.plan, number)
+    key = (key, tuple(where), width, torch.get_float32_matmul_precision())
     if key not in kept:
         try:
-            kept[key] = _build(parts(), where, rows, backward)
+            kept[key] = _build(parts(), where, width, backward)
         except NotExpressible as why:
             kept[key] = why
             text = f"{why.cell or code.name}: backend 'triton' runs its steps one by one, for no kernel can express {why}"
@@ -92,14 +109,14 @@ def built(
     return kept[key]
 
 
-def _build(parts: list[Part], where: dict[tuple[int, int], int], rows: int, backward: bool) -> Sweep:
+def _build(parts: list[Part], where: dict[tuple[int, int], int], width: str, backward: bool) -> Sweep:
     members, parameters, numbers, scratch = [], list[str](), list[str](), []
     widest = 1
     for part in parts:
         binding = part.binding
         shifts = {name: where[part.run.type, output] + backward for output, name in binding.outputs_shifted.items()}
         try:
-            member, stages = _member(part, shifts, rows)
+            member, stages = _member(part, shifts, width)
         except NotExpressible as why:
             why.cell = part.run.code.name
             raise
@@ -113,32 +130,23 @@ def _build(parts: list[Part], where: dict[tuple[int, int], int], rows: int, back
     return Sweep(kernel, [part.binding for part in parts], scratch, widest, backward, [part.piece for part in parts])
 
 
-def _member(part: Part, shifts: dict[str, int], rows: int) -> tuple[Member, Stages]:
+def _member(part: Part, shifts: dict[str, int], width: str) -> tuple[Member, Stages]:
     binding = part.binding
     stages = Stages(part.piece, part.stores, binding.inputs, binding.outputs, binding.weights, binding.prefix)
-    tile = tile_for({value.dtype for value in part.piece.values if value.dtype is not None}, rows)
+    tile = tile_for({value.dtype for value in part.piece.values if value.dtype is not None}, width)
     jobs = [stages.jobs(stage, tile) for stage in range(stages.count)]
     return Member(jobs, tile, -(-stages.units.width // tile.columns), shifts), stages
 
 
-NARROW, WIDE, WIDEST = 64, 400, 1000
-"""Rows of a step, on average, below and above which narrower and wider tiles of columns are faster, and from which on a launch
-for every product is (measured on an H200)."""
-
-
-def tile_for(dtypes: set[torch.dtype], rows: int) -> Tile:
-    """Tiles for steps of so many rows: few rows leave most programs idle, so their columns are dealt out more finely."""
+def tile_for(dtypes: set[torch.dtype], width: str) -> Tile:
+    """Tiles for steps of a width: few rows leave most programs idle, so their columns are dealt out more finely; of many rows
+    each program takes more, so that weights are read less often."""
     exact = torch.get_float32_matmul_precision() == "highest" and torch.float32 in dtypes
     if exact or torch.float64 in dtypes:
         return Tile(inner=32, precision="ieee")
-    return Tile(columns=8 if rows == NARROW else 16 if rows < WIDE else 32, inner=32, precision="tf32", ways=4)
-
-
-def width_of_steps(runs: Sequence[TypeRun]) -> int:
-    """How many rows the steps of a group have: narrow, between, or wide."""
-    steps = sum(len(run.cuts) for run in runs)
-    mean = sum(run.rows for run in runs) / max(steps, 1)
-    return NARROW if mean < NARROW else WIDE if mean >= WIDE else (NARROW + WIDE) // 2
+    if width == "wide":
+        return Tile(rows=64, columns=32, inner=32, precision="tf32")
+    return Tile(columns=8 if width == "narrow" else 16, inner=32, precision="tf32", ways=4)
 
 
 def _scratch(run: TypeRun, value: Value) -> Tensor:

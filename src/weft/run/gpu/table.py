@@ -17,6 +17,13 @@ from weft.plan.plan import Plan
 
 FIXED = 5
 
+NARROW, WIDE = 64, 400
+"""Rows of a step below and from which on other tiles are faster (measured on an H200)."""
+MOST_STRETCHES = 6
+
+Stretch = tuple[int, int, str]
+"""Consecutive steps, from the first to before the last, that are "narrow", "middling" or "wide"."""
+
 
 def columns(plan: Plan, number: int) -> dict[tuple[int, int], int]:
     """The column of each (type, output) of a group: the shift to class rows; that to the group's own is the next."""
@@ -50,3 +57,23 @@ def _make(plan: Plan, number: int) -> Ints:
                 table[mine, column] = plan.class_row[t, output][lo] - lo
                 table[mine, column + 1] = table[mine, column] - first
     return table.reshape(-1)
+
+
+def stretches(plan: Plan, number: int) -> list[Stretch]:
+    """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch."""
+    key = ("stretches", number)
+    if key not in plan._derived:
+        group = plan.groups[number]
+        sizes = group.step_hi - group.step_lo
+        width = _widths(sizes)
+        ends = [*(np.flatnonzero(np.diff(width)) + 1).tolist(), group.steps]
+        if len(ends) > MOST_STRETCHES:
+            width, ends = _widths(np.full(group.steps, sizes.mean())), [group.steps]
+        names = ("narrow", "middling", "wide")
+        begins = [0, *ends[:-1]]
+        plan._derived[key] = [(begin, end, names[width[begin]]) for begin, end in zip(begins, ends, strict=True)]
+    return cast(list[Stretch], plan._derived[key])
+
+
+def _widths(sizes: np.ndarray) -> np.ndarray:
+    return (sizes >= NARROW).astype(np.int8) + (sizes >= WIDE)
