@@ -151,8 +151,9 @@ class Job:
         """Write a part to its memory."""
         row, column = memory.row_of(at if one else at * self.units.width)
         if one:
-            mask = "live[:, None] & (column == 0)"
-            self.say(f"tl.store({memory.pointer} + ({row})[:, None] * {memory.width} + {column}, {name}, mask={mask})")
+            where = f"{memory.pointer} + ({row})[:, None] * {memory.width} + {column}"
+            self.say("if column == 0:")  # every program of a row has the number; one writes it
+            self.say(f"    tl.store({where}, {name}, mask=live[:, None])")
         else:
             text = f"{memory.pointer} + ({row})[:, None] * {memory.width} + {column} + col[None, :]"
             self.say(f"tl.store({text}, {name}, mask=fits)")
