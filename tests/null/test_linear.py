@@ -56,6 +56,18 @@ def seconds_to_plan(program: Program, repeats: int) -> float:
     return float(np.median(times))
 
 
+def seconds_to_pass(nodes: int, rng: np.random.Generator) -> float:
+    """A few passes over as many numbers as a plan has, in random order: linear, and as far from the caches as planning is."""
+    order = rng.permutation(2 * nodes)
+    times = []
+    for _ in range(5):
+        started = time.process_time()
+        for _ in range(6):
+            order.take(order)
+        times.append(time.process_time() - started)
+    return float(np.median(times))
+
+
 def test_planning_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slope of time over nodes, both as logarithms, from a thousand to a million nodes."""
     rng = np.random.default_rng(0)
@@ -69,5 +81,7 @@ def test_planning_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
             times.append(seconds_to_plan(program, repeats))
     slope = float(np.polyfit(np.log(nodes), np.log(times), 1)[0])
     assert slope <= 1.1, list(zip(nodes, times, strict=True))
-    tail = float(np.log(times[-1] / times[-3]) / np.log(nodes[-1] / nodes[-3]))  # without the fixed cost of small plans
-    assert tail <= 1.3, list(zip(nodes, times, strict=True))
+    # Without the fixed cost of small plans; large ones leave the caches, as any pass over so many numbers does.
+    passes = [seconds_to_pass(nodes[at], rng) for at in (-3, -1)]
+    tail = float(np.log(times[-1] / passes[1] / (times[-3] / passes[0])) / np.log(nodes[-1] / nodes[-3]))
+    assert tail <= 0.3, (list(zip(nodes, times, strict=True)), passes)

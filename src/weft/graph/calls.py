@@ -71,6 +71,7 @@ def call_type(
 ) -> CallType:
     """A call type whose outputs are found by running the body once on fake tensors.
 
+    >>> import torch
     >>> spec = TensorSpec((3,), torch.float32)
     >>> call_type("double", lambda x: [x * 2, x.sum()], [spec]).outputs[1]
     TensorSpec(shape=(), dtype=torch.float32)
