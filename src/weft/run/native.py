@@ -29,7 +29,7 @@ from weft.run.parallel import over_rows
 from weft.run.rowview import place_of, row_width
 from weft.run.spare import Spare
 from weft.run.split import Piece
-from weft.run.views import bases
+from weft.run.views import bases, is_free
 
 APART = "apart_of_"
 """How the names of arguments begin that are numbers, not addresses."""
@@ -67,6 +67,8 @@ def addressed(piece: Piece, stores: tuple[Value, ...] = ()) -> set[str]:
     """Names of what a piece is given, or computes into a given place, and only its kernels touch."""
     kernels = {id(value) for value in piece.values if fuses(value)}
     others = [operand for value in piece.values if id(value) not in kernels for operand in operands(value)]
+    read = [place_of(operand) for value in piece.values if id(value) in kernels for operand in operands(value)]
+    others += [place.base for place in read if place is not None and is_free(place.base)]  # made by a torch call first
     seen = {id(base) for operand in others for base in bases(operand)} | {id(operand) for operand in others}
     taken = {id(base) for value in piece.gives for base in bases(value)}
     given = {id(base) for value in piece.gives if id(value) not in kernels for base in bases(value)}
