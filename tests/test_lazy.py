@@ -483,3 +483,25 @@ def test_hooks_of_a_layer_see_values() -> None:
     linear.register_forward_hook(lambda module, args, out: seen.append(type(out)))
     weft.batched(linear)(torch.randn(2, 3, dtype=torch.float64))
     assert seen == [weft.Value, weft.Value]
+
+
+def test_stacks_do_what_tensors_do() -> None:
+    lin, column = nn.Linear(3, 3), torch.randn(3, 1)
+    rules = (
+        lambda s: 2 - s,
+        lambda s: 3 * s,
+        lambda s: 2 / s.exp(),
+        lambda s: column.squeeze() - s,
+        lambda s: s.clamp(min=column, max=column + 1),
+        lambda s: (s - torch.inf).logsumexp(0),
+        lambda s: (s + torch.inf).logsumexp(0),
+        lambda s: s.log_softmax(0),
+    )
+    xs = torch.randn(4, 3)
+    for rule in rules:
+
+        def f(x: Any, rule: Any = rule) -> Any:
+            h = lin(x)
+            return rule(torch.stack([h, h * 2, h.tanh()]))
+
+        torch.testing.assert_close(weft.batched(f)(xs), torch.stack([f(x) for x in xs]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -9,9 +10,11 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import weft
 import weft.testing
@@ -387,3 +390,71 @@ def test_a_call_leaves_no_tensors_behind_for_the_garbage_collector() -> None:
         assert [ref() for ref in fed] == [None] * 6 and graph() is None
     finally:
         gc.enable()
+
+
+def test_keys_of_different_functions_are_apart() -> None:
+    lin = nn.Linear(3, 3)
+
+    def f(pair: Any) -> Any:
+        return lin(torch.full((3,), float(pair[0]) + 10 * pair[1]))
+
+    first, second = weft.batched(f, cache=lambda p: p[0]), weft.batched(f, cache=lambda p: p[1])
+    first([(1, 2)])
+    torch.testing.assert_close(second([(2, 1)])[0], f((2, 1)))
+
+
+def test_a_wrapper_keeps_its_own_recordings() -> None:
+    lin = nn.Linear(3, 3)
+
+    def f(i: int) -> Any:
+        return lin(torch.full((3,), float(i)))
+
+    @functools.wraps(f)
+    def twice(i: int) -> Any:
+        return f(i).sum() * 2
+
+    weft.batched(f, cache=True)([1, 2])
+    functools.update_wrapper(twice, f)
+    torch.testing.assert_close(weft.batched(twice, cache=True)([1])[0], twice(1))
+    assert weft.batched(twice)([]).shape == (0,)
+
+
+def test_kept_recordings_follow_the_modules() -> None:
+    model = nn.ModuleDict({"m": nn.Linear(3, 3)})
+
+    def f(i: int) -> Any:
+        return F.dropout(model["m"](torch.full((3,), float(i))), 1.0, model.training)
+
+    net = weft.batched(f, cache=True)
+    assert not net([1]).any()
+    model.eval()
+    torch.testing.assert_close(net([1])[0], f(1))
+    for new in (nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3)):
+        model["m"] = new
+        torch.testing.assert_close(net([1])[0], f(1))
+
+
+def test_keys_tell_types_and_shapes() -> None:
+    def f(a: Any) -> Any:
+        return torch.tensor([1.0 if isinstance(a, bool) else 2.0 if isinstance(a, int) else 3.0]) * torch.ones(1)
+
+    net = weft.batched(f, cache=int)
+    assert [net([a]).item() for a in (True, 1, 1.0, True)] == [1.0, 2.0, 3.0, 1.0]
+    message = (
+        "cache=True: an example is not hashable, or holds a tensor; pass cache=key_fn, a function from an example to a key"
+    )
+    for example in (np.zeros((2, 3)), torch.zeros(3), [np.zeros(2)], (1, torch.zeros(()))):
+        with pytest.raises(weft.TypeMismatch, match=f"^{message}"):
+            weft.batched(lambda a: torch.ones(1) * 2, cache=True)([example])
+    with pytest.raises(weft.TypeMismatch, match="cache: expected True or a function from an example to a key, got 5"):
+        weft.batched(f, cache=5)
+
+
+def test_no_drawn_numbers_are_kept() -> None:
+    for draw in (lambda: torch.zeros_like(torch.arange(3.0)).normal_(), lambda: torch.Tensor(3).uniform_()):
+        with pytest.raises(
+            weft.TraceError, match=r"^cache=: (normal_|uniform_) draws its numbers into a real tensor, and they"
+        ):
+            weft.batched(lambda i, draw=draw: draw() * torch.ones(3), cache=True)([1])
+    net = weft.batched(lambda i: nn.init.normal_(torch.empty(3)), cache=True)
+    assert not torch.equal(net([1]), net([1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,10 @@ class Batched:
     ) -> None:
         if granularity not in GRANULARITIES:
             raise TypeMismatch(f"granularity: expected one of {', '.join(map(repr, GRANULARITIES))}, got {granularity!r}")
-        self.fn, self.stack, self.in_dims, self.cache, self.granularity = fn, stack, in_dims, cache, granularity
+        if cache is not None and not isinstance(cache, bool) and not (callable(cache) and isinstance(cache, Hashable)):
+            raise TypeMismatch(f"cache: expected True or a function from an example to a key, got {cache!r}")
+        self.fn, self.stack, self.in_dims, self.granularity = fn, stack, in_dims, granularity
+        self.cache: Any = cache
         self.options = Options.of(options)
 
     def settings(self) -> dict[str, Any]:

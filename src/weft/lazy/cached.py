@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import marshal
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from operator import is_
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.errors import TraceError, TypeMismatch
+from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References
 from weft.lazy.chains import Recorded
 from weft.lazy.coarsen import Coarse, rewritten
@@ -19,6 +22,7 @@ from weft.lazy.flush import name_example, recorded
 from weft.lazy.kinds import Kind
 from weft.lazy.nests import Structure, build
 from weft.lazy.results import Gathered, Outcome, joined, separate
+from weft.lazy.state import State
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 from weft.run.calls import run_calls, stacked
@@ -107,8 +111,8 @@ class CachedBatch:
     def _kept(self) -> list[Kept]:
         """Every example's recording; those that are not known yet are made now."""
         ambient = Tape(self.state, self.batched.granularity, self.device)
-        common = (ambient.world, ambient.ambient_grad, self.device, self.joins, _modes(self.batched.fn))
-        store: dict[Hashable, Kept] = self.state.kept.setdefault("cache", {})
+        common = (ambient.world, ambient.ambient_grad, self.device, self.joins, _modules(self.state))
+        store = _store(self.state, self.batched.cache)
         found = []
         for example in range(self.count):
             given = [item(example) for item in self.items]
@@ -120,17 +124,25 @@ class CachedBatch:
         return found
 
     def _key(self, given: list[Any], example: int) -> Hashable:
-        chosen = given if self.batched.cache is True else self.batched.cache(*given)
+        is_own = self.batched.cache is True
+        chosen = given if is_own else self.batched.cache(*given)
         try:
-            return marshal.dumps(chosen, 2)  # in C, and it tells 1 from 1.0 and True
+            written = marshal.dumps(chosen, 2)  # in C, and it tells 1 from 1.0 and True
         except ValueError:
-            pass
-        key = (tuple(chosen) if self.batched.cache is True else chosen, _types(chosen), tuple(map(type, given)))
+            written = b""
+        if written and (b"s" not in written or _is_built_in(chosen)):  # arrays are written as bytes are, after an "s"
+            return written if is_own else (written, _types(given))
+        key = (tuple(chosen) if is_own else chosen, _types(chosen), _types(given))
         try:
+            if any(issubclass(cls, Tensor) for level in key[1] for cls in level):
+                raise TypeError("a tensor is another one in every epoch")
             hash(key)
         except TypeError as error:
             problem = TypeMismatch(
-                "cache=True: an example is not hashable; pass cache=key_fn, a function from an example to a key"
+                "cache=True: an example is not hashable, or holds a tensor; "
+                "pass cache=key_fn, a function from an example to a key"
+                if is_own
+                else "cache=key_fn: the key is not hashable, or holds a tensor; return numbers, strings and tuples of them"
             )
             name_example(problem, example)
             raise problem from error
@@ -138,6 +150,7 @@ class CachedBatch:
 
     def _record(self, example: int, given: list[Any]) -> Kept:
         tape = Tape(self.state, self.batched.granularity, self.device)
+        tape.is_kept = True
         fn = self.batched.fn
         fibers = _Once(tape, 1, lambda _: Outcome.of(fn(*given)), self.batched.options)
         fibers.number = example
@@ -193,9 +206,44 @@ def _rename(error: BaseException, example: int) -> None:
         notes[notes.index("in example 0")] = f"in example {example}"
 
 
-def _modes(fn: Any) -> tuple[bool, ...]:
-    holder = getattr(fn, "__self__", fn)
-    return tuple(module.training for module in holder.modules()) if isinstance(holder, nn.Module) else ()
+def _store(state: State, cache: Any) -> dict[Hashable, Kept]:
+    """What was kept with these keys; it goes when the function that makes the keys goes."""
+    if cache is True:
+        return cast("dict[Hashable, Kept]", state.kept.setdefault("cache", {}))
+    stores: Any = state.kept.setdefault("cache by key", weakref.WeakKeyDictionary())
+    return cast("dict[Hashable, Kept]", stores.setdefault(cache, {}))
+
+
+def _modules(state: State) -> int:
+    """A number for the modules that the function reaches now, and whether each of them is training."""
+    reached, objects, parts = state.kept.get("reached", (None, [], []))
+    if (
+        reached is None
+        or not all(map(is_, map(fetch, reached.objects), objects))
+        or [len(module._modules) for module in reached.modules] != parts
+    ):
+        reached = Surroundings().add(*state.roots)
+        parts = [len(module._modules) for module in reached.modules]
+        state.kept["reached"] = (reached, [fetch(place) for place in reached.objects], parts)
+    numbers: dict[Hashable, int] = state.kept.setdefault("modules", {})
+    modules = tuple(reached.modules)
+    return numbers.setdefault((modules, tuple(module.training for module in modules)), len(numbers))
+
+
+_BUILT_IN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), list, tuple, dict, set, frozenset))
+
+
+def _is_built_in(nest: Any) -> bool:
+    level = [nest]
+    while level:
+        if not _BUILT_IN.issuperset(map(type, level)):
+            return False
+        level = [part for item in level if isinstance(item, list | tuple | dict | set | frozenset) for part in _parts(item)]
+    return True
+
+
+def _parts(item: Any) -> Any:
+    return (*item, *item.values()) if isinstance(item, dict) else item
 
 
 def _types(nest: Any) -> Any:
@@ -203,10 +251,11 @@ def _types(nest: Any) -> Any:
     found, level = [], [nest]
     while level:
         found.append(tuple(map(type, level)))
-        level = [part for item in level if isinstance(item, list | tuple) for part in item]
+        level = [part for item in level if isinstance(item, list | tuple | dict) for part in _parts(item)]
     return tuple(found)
 
 
 def clear(state: Any) -> None:
     """Forget all kept recordings."""
-    state.kept.pop("cache", None)
+    for name in ("cache", "cache by key", "modules", "reached"):
+        state.kept.pop(name, None)

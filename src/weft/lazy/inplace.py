@@ -45,6 +45,9 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return target
 
 
+DRAWING = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_")
+"""How the names of functions end that draw random numbers into a tensor."""
+
 _written: dict[Any, Any] = {}
 
 
@@ -52,15 +55,21 @@ def _writing(func: Any) -> Any:
     """The in-place function as one that returns what it has written into."""
     found = _written.get(func)
     if found is None:
+        is_drawing = getattr(func, "__name__", "").endswith(DRAWING)
 
         def write(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            target = _own(target, (*args, *kwargs.values()))
+            target = _drawn_apart(target) if is_drawing else _own(target, (*args, *kwargs.values()))
             func(target, *args, **kwargs)
             return target
 
         write.__name__ = getattr(func, "__name__", "write")
         found = _written.setdefault(func, write)
     return found
+
+
+def _drawn_apart(target: Tensor) -> Tensor:
+    """A tensor that every row has for itself, so that every row draws its own numbers into it."""
+    return torch.rand_like(target) if target.is_floating_point() else torch.randint_like(target, 2)
 
 
 def _own(target: Tensor, others: tuple[Any, ...]) -> Tensor:

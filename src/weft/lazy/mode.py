@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from weft.errors import TraceError
 from weft.lazy.calls import _with_tensors, record
 from weft.lazy.constants import constant
+from weft.lazy.inplace import DRAWING
 from weft.lazy.quick import short
 from weft.lazy.stacks import reduced, stack
 from weft.lazy.tape import Tape, active
@@ -67,6 +68,11 @@ def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """A function without a rule of its own."""
     if _has_values(args) or (kwargs and _has_values(kwargs.values())):
         return _called_with_values(tape, func, args, kwargs, frame)
+    if tape.is_kept and (_name(func).endswith(DRAWING) or ("out" in kwargs and _name(func) in RANDOM)):
+        raise TraceError(
+            f"cache=: {_name(func)} draws its numbers into a real tensor, and they would be kept for ever; use torch.rand, "
+            "torch.randn or torch.normal, which are recorded"
+        )
     if func in FACTORIES or (_name(func) != "__get__" and _touches_model(tape, args, kwargs)) or _name(func) in RANDOM:
         if "out" in kwargs or _writes(_name(func)) or func in UNRECORDED:
             return func(*args, **kwargs)
@@ -79,6 +85,9 @@ def _called_with_values(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: di
     if kwargs.get("out") is not None:
         raise TraceError(f"{name} with out=: a recorded result cannot be written into a given tensor; use what {name} returns")
     if _writes(name):
+        if not args:  # torch.nn.init calls with keywords alone
+            (_, first), *rest = kwargs.items()
+            args, kwargs = (first,), dict(rest)
         if not isinstance(args[0], Value):
             raise TraceError(
                 f"{name}: a Value cannot be written into a real tensor, which would stay unchanged; make the tensor inside the "

@@ -6,6 +6,7 @@ attention over histories of different lengths batches across examples. What need
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from sys import _getframe
 from types import FrameType
@@ -117,14 +118,17 @@ def _softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any
 
 
 def _log_softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
-    found = _logsumexp(func, x, dim, *rest, **more)
-    return found if found is NotImplemented else x - found
+    if not isinstance(x, Stacked) or not _is_first(x, dim) or more or any(item is not None for item in rest):
+        return NotImplemented
+    lower = x - x._reduced("max").detach()
+    return lower - lower.exp()._reduced("sum").log()
 
 
 def _logsumexp(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
     if not isinstance(x, Stacked) or not _is_first(x, dim) or more or any(rest):
         return NotImplemented
     top = x._reduced("max").detach()
+    top = top.masked_fill(top.abs() == math.inf, 0.0)
     return (x - top).exp()._reduced("sum").log() + top
 
 
@@ -134,7 +138,9 @@ def _powers(x: Stacked) -> Any:
 
 
 def _pointwise(func: Any, x: Any, *rest: Any, **more: Any) -> Any:
-    return x._each(lambda part: func(part, *rest, **more)) if isinstance(x, Stacked) else NotImplemented
+    if not isinstance(x, Stacked) or any(isinstance(item, Value | Tensor) for item in (*rest, *more.values())):
+        return NotImplemented
+    return x._each(lambda part: func(part, *rest, **more))
 
 
 def _binary(func: Any, x: Any, y: Any, **more: Any) -> Any:
@@ -207,13 +213,12 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
 
 
 def _reflected(name: str) -> Callable[..., Any]:
-    rule = RULES[name]
+    rule, func = RULES[name], getattr(Tensor, f"__r{name}__")
 
     def method(self: Stacked, other: Any) -> Any:
-        found = NotImplemented if self._tape.is_over() else rule(lambda a, b: getattr(a, f"__{name}__")(b), other, self)
-        if found is NotImplemented or isinstance(other, int | float):
-            return record(self._tape, getattr(Tensor, f"__r{name}__"), (self, other), {}, _getframe(1))
-        return found
+        tape, frame = self._tape, _getframe(1)
+        found = NotImplemented if tape.is_over() else rule(lambda a, b: record(tape, func, (b, a), {}, frame), other, self)
+        return record(tape, func, (self, other), {}, frame) if found is NotImplemented else found
 
     return method
 

@@ -167,8 +167,9 @@ def _in(holder: Any, name: Hashable, fn: Any) -> State:
         except TypeError:
             return State(fn)
     kept = attributes.get("_weft")
-    if not isinstance(kept, _Kept):
+    if not isinstance(kept, _Kept) or kept.holder is not holder:
         kept = attributes["_weft"] = _Kept()
+        kept.holder = holder
     found: State | None = kept.get(name)
     if found is None or not found.roots:
         found = kept[name] = State(fn)
@@ -176,7 +177,9 @@ def _in(holder: Any, name: Hashable, fn: Any) -> State:
 
 
 class _Kept(dict[Any, State]):
-    """States by name; a copy of the function starts without any."""
+    """States by name; a copy of the function, or a wrapper that took over its attributes, starts without any."""
+
+    holder: Any = None
 
     def __deepcopy__(self, memo: Any) -> _Kept:
         return _Kept()

@@ -70,6 +70,8 @@ class Tape:
         """A value with views was written into: every argument is looked at."""
         self.ended: str | None = None
         self.paused = False
+        self.is_kept = False
+        """Under `cache=`: numbers drawn now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()
         self.place = torch.device(device)
         kind = self.place.type
