@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import weft
+import weft.blocks as wb
 import weft.data
 
 TREES = [weft.Graph.from_parents(parents) for parents in ([1, -1], [2, 2, -1], [1, 2, 3, -1], [-1])]
@@ -56,6 +57,12 @@ def test_items_may_be_the_examples_or_hold_them_anywhere() -> None:
     assert rest.tolist() == [0, 1, 2, 3] and nothing is None and kept == 4
     for batch in (at_end, apart, chosen):
         assert torch.equal(net(batch), whole)
+
+
+def test_a_list_is_an_example_and_no_tuple_of_parts() -> None:
+    net = wb.compile(wb.InputTransform(len) >> wb.Scalar())
+    batch, rest = weft.data.collate(net)([[1, 2, 3], [4]])
+    assert net(batch).tolist() == [3, 1] and rest is None
 
 
 @pytest.mark.parametrize(

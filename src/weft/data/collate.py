@@ -60,7 +60,7 @@ def _split(item: Any, inputs: Pick) -> tuple[Any, Any]:
     """An item as its example and everything else."""
     if callable(inputs):
         return inputs(item), item
-    if not isinstance(item, tuple | list):
+    if not isinstance(item, tuple) and (inputs is None or not isinstance(item, list)):
         return item, None
     places = inputs if isinstance(inputs, tuple) else (inputs or 0,)
     others = tuple(part for at, part in enumerate(item) if at not in places)
