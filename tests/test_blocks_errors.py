@@ -153,11 +153,72 @@ def test_errors_of_the_users_own_code_keep_their_type() -> None:
     assert caught.value.__notes__ == ["Record[a]/Map[0]/Pipe[0]/<wb.InputTransform broken>: in example 1 at .a[0]"]
 
 
-def test_errors_while_computing_name_the_block() -> None:
-    net = wb.compile(wb.Scalar("int64") >> wb.Embedding(3, 2, mod_inputs=False), backend="reference")
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_errors_while_computing_name_the_block_and_the_example(backend: str) -> None:
+    net = wb.compile(wb.Scalar("int64") >> wb.Embedding(3, 2, mod_inputs=False), backend=backend)
+    note = "while computing Pipe[1]/<wb.Function Embedding(3, 2)>, in example 2"
     with pytest.raises(IndexError) as caught:
-        net([1, 5])
-    assert caught.value.__notes__ == ["while computing Pipe[1]/<wb.Function Embedding(3, 2)>"]
+        net([1, 0, 5])
+    assert caught.value.__notes__ == [note]
+    with pytest.raises(IndexError) as caught:
+        net([net.program(1), net.merge([net.program(0), net.program(5)])])
+    assert caught.value.__notes__ == [note]
+    assert net([2]).shape == (1, 2)
+
+
+def test_errors_while_computing_between_looks_at_values_name_the_example() -> None:
+    keep = wb.Filter(wb.Scalar() >> wb.Function(lambda x: x > 1))
+    net = wb.compile(keep >> wb.Map(wb.Scalar("int64") >> wb.Embedding(3, 2, mod_inputs=False)))
+    with pytest.raises(IndexError) as caught:
+        net([[1, 2], [0], [2, 5]])
+    assert caught.value.__notes__ == ["while computing Pipe[1]/Map[0]/Pipe[1]/<wb.Function Embedding(3, 2)>, in example 2"]
+    assert [len(found) for found in net([[1, 2], [0]])] == [1, 0]
+
+
+def nested(inner: Any, depth: int) -> Any:
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+DEEP_VALUE: list[tuple[wb.Block, type[Exception], str]] = [
+    (wb.Scalar(), weft.TypeMismatch, "<wb.Scalar>: expected something that converts to TensorType([], 'float32'), got list "),
+    (wb.OneHot(3), weft.MissingKey, "<wb.OneHot 3>: expected one of 0, 1, 2, got list "),
+    (wb.GetItem("a"), weft.TypeMismatch, "<wb.GetItem 'a'>: expected something with an item 'a', got list "),
+    (wb.OneOf(lambda x: x, (wb.Scalar(),)), weft.MissingKey,
+     "<wb.OneOf <lambda>>: expected a key of a case (0), got list "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(DEEP_VALUE)))
+def test_wrong_values_may_be_nested_deep(number: int) -> None:
+    block, kind, text = DEEP_VALUE[number]
+    with pytest.raises(kind) as caught:
+        block.eval_one(nested(1, 100_000))
+    assert str(caught.value) == f"{text}{'[' * 57}..., in example 0"
+
+
+def deep_sum() -> wb.Block:
+    deep = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
+    deep.resolve_to(wb.OneOf(lambda x: isinstance(x, list), (wb.Scalar(), wb.Map(deep()) >> wb.Sum())))
+    return deep()
+
+
+def test_the_place_of_an_error_may_be_deep() -> None:
+    with pytest.raises(weft.TypeMismatch) as caught:
+        deep_sum().eval_one(nested("q", 20_000))
+    assert str(caught.value) == (
+        "OneOf[0]/<wb.Scalar>: expected something that converts to TensorType([], 'float32'), got str 'q', "
+        f"in example 0 at ...{'[0]' * 10}"
+    )
+
+
+def test_the_trace_of_a_deep_example_is_short() -> None:
+    trace = deep_sum().trace(nested(1, 1000))
+    leaf = next(step for step in trace.steps if isinstance(step.block, wb.Scalar))
+    assert leaf.place == "[0]" * 1000 and leaf.value.item() == 1
+    assert len(str(trace)) < 250 * len(trace)
+    assert "[[[..." in str(wb.InputTransform(lambda x: x).trace(nested(1, 100_000)))
 
 
 def test_a_type_that_nothing_determines() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 import weft
 import weft.blocks as wb
 from block_parts import assert_batches, assert_equal, is_list, mix, running
-from weft.blocks import flushing
+from weft.blocks import diagnose
 
 
 def recursive(size: int = 3) -> wb.Block:
@@ -161,13 +161,13 @@ def test_values_and_caches_do_not_go_together() -> None:
 
 def test_items_that_look_at_values_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     flushes: list[int] = []
-    plain = flushing.run_calls
+    plain = diagnose.run_calls
 
     def counted(library: Any, programs: Any, *rest: Any, **more: Any) -> Any:
         flushes.append(len(programs[0].type))
         return plain(library, programs, *rest, **more)
 
-    monkeypatch.setattr(flushing, "run_calls", counted)
+    monkeypatch.setattr(diagnose, "run_calls", counted)
     halve = wb.While(wb.Function(lambda x: x > 1), wb.Function(lambda x: x / 2), 20)
     net = wb.Map(
         wb.Map(wb.Scalar("float64") >> halve >> wb.AllOf(wb.Metric("end"), wb.Identity()) >> wb.GetItem(1)) >> wb.Sum()
@@ -335,3 +335,55 @@ def test_everything_public_shows_an_example() -> None:
     assert len(public) > 50
     shown = {name for name, value in public.items() if ">>> " in (inspect.getdoc(value) or "")}
     assert public.keys() - shown == {"BlockProgram", "CompiledBlock"}, "made by `compile` and by what it gives"
+
+
+def test_functions_of_several_stacks() -> None:
+    stack = lambda: wb.Map(wb.Scalar()) >> wb.Stack()  # noqa: E731
+    product = wb.AllOf(stack(), stack()) >> wb.Function(lambda a, b: a @ b)
+    assert wb.compile(product)([[1, 2], [3], []]).tolist() == [5, 9, 0]
+    total = wb.AllOf(stack(), stack()) >> wb.Function(torch.add)
+    assert total.output_type == wb.TensorType([None])
+    assert [each.tolist() for each in wb.compile(total)([[1, 2], [3]])] == [[2, 4], [6]]
+    attended = wb.Record((stack(), stack(), stack())) >> wb.Function(lambda q, k, v: torch.softmax(q[:, None] * k, 1) @ v)
+    queries, keys, values = [1.0, 2.0, 0.5], [0.5, -1.0], [3.0, 4.0]
+    found = wb.compile(attended)([(queries, keys, values), ([], [1.0], [1.0])])
+    weights = torch.softmax(torch.tensor(queries)[:, None] * torch.tensor(keys), 1)
+    torch.testing.assert_close(found[0], weights @ torch.tensor(values))
+    assert found[1].shape == (0,)
+
+
+def test_stacks_of_different_lengths_where_equal_ones_are_needed() -> None:
+    stacks = wb.Record((wb.Map(wb.Scalar()) >> wb.Stack(), wb.Map(wb.Scalar()) >> wb.Stack()))
+    net = wb.compile(stacks >> wb.Function(lambda a, b: a @ b))
+    with pytest.raises(RuntimeError) as caught:
+        net([([1, 2], [3, 4]), ([1, 2], [3])])
+    assert caught.value.__notes__ == ["while computing Pipe[1]/<wb.Function <lambda>>, in example 1"]
+
+
+@pytest.mark.parametrize(("block", "best"), [(wb.Max, max), (wb.Min, min)])
+def test_extremes_of_long_integers_are_exact(block: Any, best: Any) -> None:
+    net = wb.Map(wb.Scalar("int64")) >> block()
+    examples = [[2**60 + 1, 3], [2**60 + 1, 2**60], [-(2**60) - 1, -(2**60)], [-1, 0, 1], [2**63 - 1, -(2**63)], [7, 7, 7]]
+    expected = [best(example) for example in examples]
+    assert [net.eval_one(example).item() for example in examples] == expected
+    assert wb.compile(net)(examples).tolist() == expected
+
+
+def test_kept_programs_tell_equal_numbers_of_different_types_apart() -> None:
+    assert wb.compile(wb.InputTransform(repr), cache=True)([1, True, 1.0]) == ["1", "True", "1.0"]
+    by_value = wb.compile(wb.InputTransform(lambda pair: repr(pair[0])), cache=tuple)
+    assert by_value([[1, 2], [True, 2], [1.0, 2], [1, 2]]) == ["1", "True", "1.0", "1"]
+
+
+def test_an_empty_batch_with_a_cache() -> None:
+    assert wb.compile(wb.Vector(2), cache=tuple)([]).shape == (0, 2)
+    assert wb.compile(wb.Map(wb.Scalar()), cache=tuple)([]) == []
+
+
+def test_metrics_of_a_failed_call_are_gone() -> None:
+    net = wb.AllOf(wb.Scalar(), wb.Identity()) >> wb.Metric("m")
+    net.eval_one(1)
+    assert net.metric_labels == {"m": [1]}
+    with pytest.raises(weft.TypeMismatch):
+        net.eval_one("x")
+    assert net.metrics == {} and net.metric_labels == {}

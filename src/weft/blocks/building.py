@@ -33,6 +33,8 @@ class BlockProgram:
     made_by: int
     """The key of the code that recorded it."""
     calls: CallProgram
+    sizes: Counts
+    """How many calls each example made."""
     extra: tuple[tuple[str, tuple[int, ...]], ...]
     """Kinds that depend on lengths: their numbers in `calls` follow those that every program knows."""
     outputs: tuple[References, ...]
@@ -58,6 +60,8 @@ class Builder:
     type: list[int] = field(default_factory=list)
     arguments: list[int] = field(default_factory=list)
     further: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """How many calls there were after each example."""
     data: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     extra: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
     notes: dict[str, list[Any]] = field(default_factory=dict)
@@ -122,6 +126,7 @@ class Builder:
             count,
             self.code.key,
             calls,
+            np.array(self.ends, np.int64) - np.array([0, *self.ends[:-1]], np.int64)[: len(self.ends)],
             tuple(self.extra),
             tuple(np.array(rows, np.int64) for rows in self._notes("W")),
             tuple(np.array(rows, np.int64) for rows in self._notes("N")),
@@ -137,7 +142,7 @@ class Builder:
 
     def _clear(self) -> None:
         self.extra.clear()
-        for rows in (self.type, self.arguments, self.further, *self.data.values(), *self.notes.values()):
+        for rows in (self.type, self.arguments, self.further, self.ends, *self.data.values(), *self.notes.values()):
             rows.clear()
 
 
@@ -168,6 +173,7 @@ def side_by_side(programs: Sequence[BlockProgram], calls: CallProgram) -> BlockP
         sum(program.count for program in programs),
         programs[0].made_by,
         calls,
+        np.concatenate([program.sizes for program in programs]),
         (),
         tuple(shifted(parts) for parts in columns("outputs")),
         tuple(np.concatenate(parts) for parts in columns("lengths")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -89,13 +90,13 @@ class CompiledBlock(SharedModule):
             raise TypeMismatch(f"{block!r}: expected a list of examples or programs, got {type(examples).__name__}")
         if examples and all(isinstance(example, BlockProgram) for example in examples):
             return self.run(examples)
-        if self._cache_key is not None:
+        if self._cache_key is not None and examples:
             return self.run([self._cached(example, number) for number, example in enumerate(examples)])
         return self._shaped(evaluate(block, examples, self.options))
 
     def _cached(self, example: Any, number: int) -> BlockProgram:
         assert callable(self._cache_key)
-        block, key = self.__dict__["block"], self._cache_key(example)
+        block, key = self.__dict__["block"], kept_under(self._cache_key(example), example)
         found = self._programs.get(key)
         if found is None or found.made_by != code_of(block).key:
             found = self._programs[key] = record(block, [example], number)
@@ -114,6 +115,20 @@ class CompiledBlock(SharedModule):
 
     def __repr__(self) -> str:
         return f"compiled {self.__dict__['block']!r}"
+
+
+def kept_under(key: Any, example: Any) -> Hashable:
+    """The key of an example together with the types in it: 1, 1.0 and True are equal, what is made of them is not."""
+    kinds: list[type] = []
+    pending = [key, example]
+    while pending:
+        each = pending.pop()
+        kinds.append(type(each))
+        if isinstance(each, tuple | list):
+            pending += each
+        elif isinstance(each, dict):
+            pending += itertools.chain.from_iterable(each.items())
+    return key, tuple(kinds)
 
 
 def compile(block: Any, ragged: str = "list", **options: Any) -> CompiledBlock:

@@ -138,7 +138,7 @@ class Record(Block):
             elif isinstance(self._known("input"), PyObjectType):
                 if e.traced:
                     e.line(f"AT({key!r})" if isinstance(key, str | int) else "AT(None)")
-                item = e.let(f"{x}[{literal(e, key)}]", f"{x.place} + {step(key)!r}")
+                item = e.let(f"{x}[{literal(e, key)}]", f"({x.place}, {literal(e, key)})")
             else:
                 item = x[place]
             found.append((yield part, item))
@@ -172,11 +172,6 @@ def _sortable(key: Any) -> Any:
 
 def literal(e: Emitter, key: Any) -> str:
     return repr(key) if isinstance(key, str | int) and type(key) in (str, int) else e.object(key)
-
-
-def step(key: Any) -> str:
-    """A step into the data as text: `.name`, `[0]`, `['odd key']`."""
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
 
 
 class MissingIndex(MissingKey, IndexError):

@@ -13,6 +13,7 @@ from weft.blocks.block import Block
 from weft.blocks.emit import Emitter, Value
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Constant, one_hot, spec_of
+from weft.blocks.show import shortened
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -113,8 +114,7 @@ _SCALARS = {
 
 
 def brief(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"{type(value).__name__} {shortened(value, 60)}"
 
 
 class Scalar(Tensor):

@@ -6,17 +6,20 @@ told in the user's words. The same code serves `block.trace`.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.blocks.block import Block
-from weft.blocks.building import BlockProgram, Builder
+from weft.blocks.building import Builder
 from weft.blocks.code import Code, code_of
-from weft.blocks.show import described, short_type
+from weft.blocks.kinds import Kind
+from weft.blocks.show import described, short_type, shortened
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -26,6 +29,10 @@ from weft.blocks.types import (
     TupleType,
 )
 from weft.errors import WeftError
+from weft.graph.calls import Library
+from weft.graph.recording import CallProgram, References
+from weft.run.calls import Blame, Group, run_calls
+from weft.run.options import Options
 
 
 @dataclass
@@ -35,9 +42,39 @@ class Step:
     block: Block
     path: str
     depth: int
-    place: str
+    where: Any = field(repr=False, compare=False)
+    """The steps into the example that lead to the value, the last one first: (the steps before it, key)."""
     given: Any
     value: Any = None
+
+    @property
+    def place(self) -> str:
+        """Where in the example the value is: `.name[0]['odd key']`, nothing for the example itself."""
+        return "".join(map(_step, self._keys(None)))
+
+    @property
+    def short_place(self) -> str:
+        """The place; only its end where it is a long way."""
+        keys = self._keys(LONGEST_PLACE + 1)
+        if len(keys) <= LONGEST_PLACE:
+            return "".join(map(_step, keys))
+        return "..." + "".join(map(_step, keys[-10:]))
+
+    def _keys(self, most: int | None) -> list[Any]:
+        found: list[Any] = []
+        rest = self.where
+        while rest and (most is None or len(found) < most):
+            rest, key = rest
+            found.append(key)
+        return found[::-1]
+
+
+LONGEST_PLACE = 40
+"""More steps into an example than this are not all shown."""
+
+
+def _step(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
 
 
 @dataclass
@@ -51,9 +88,9 @@ class _Tracker:
     at: Any = None
     _paths: dict[Block, str] = field(default_factory=dict)
 
-    def enter(self, number: int, value: Any, place: str | None) -> None:
+    def enter(self, number: int, value: Any, place: Any) -> None:
         block = self.code.blocks[number]
-        where = place if place is not None else (self.open[-1].place if self.open else "")
+        where = place if place is not None else (self.open[-1].where if self.open else "")
         given = plain(value, block._known("input"))
         step = Step(block, self.path(block), len(self.open), where, given)
         self.steps.append(step)
@@ -133,7 +170,7 @@ def explained(root: Block, example: Any, number: int, error: Exception) -> Excep
 
 def _worded(tracker: _Tracker, number: int, error: Exception) -> Exception:
     step = tracker.open[-1]
-    where = f"in example {number}" + (f" at {step.place}" if step.place else "")
+    where = f"in example {number}" + (f" at {step.short_place}" if step.where else "")
     meaning = step.block._explain(error, step.given)
     if tracker.at is not None and hasattr(step.block, "_explain_key"):
         meaning = step.block._explain_key(tracker.at[0])
@@ -145,14 +182,35 @@ def _worded(tracker: _Tracker, number: int, error: Exception) -> Exception:
     return made
 
 
-def blamed(code: Code, programs: Sequence[BlockProgram], call: int, error: Exception) -> None:
-    """An error that came up while computing: say in which block."""
-    for program in programs:
-        if call < len(program.calls.type):
-            kind = code.kinds.known[int(program.calls.type[call])]
-            error.add_note(f"while computing {kind.where or kind.name}")
-            return
-        call -= len(program.calls.type)
+def run_blaming(
+    library: Library, programs: Sequence[CallProgram], wanted: References, options: Options, blame: Blame, final: bool = True
+) -> list[Group]:
+    """Run calls; an error gets a note that says where it came up.
+
+    Rows of many examples fail at once. One call after the other then tells which one it was.
+    """
+    try:
+        return run_calls(library, programs, wanted, options, blame, final)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if options.backend == "reference":
+            raise
+        try:
+            run_calls(library, programs, wanted, replace(options, backend="reference"), blame, final)
+        except Exception as again:
+            if type(again) is not type(error):
+                raise error from None
+            raise again from None
+        raise
+
+
+def note_place(error: Exception, kind: Kind, example: int) -> None:
+    """An error that came up while computing: say in which block, for which example."""
+    error.add_note(f"while computing {kind.where or kind.name}, in example {example}")
+
+
+DEEPEST_INDENT = 40
 
 
 @dataclass
@@ -174,16 +232,16 @@ class Trace:
         return self.steps[number]
 
     def _line(self, step: Step) -> str:
-        place = f" at {step.place}" if step.place else ""
+        place = f" at {step.short_place}" if step.where else ""
         value = _brief(step.value)
-        return f"{'  ' * step.depth}{described(step.block)}{place}: {short_type(step.block._known('output'))} = {value}"
+        indent = "  " * step.depth if step.depth <= DEEPEST_INDENT else f"{'  ' * DEEPEST_INDENT}({step.depth}) "
+        return f"{indent}{described(step.block)}{place}: {short_type(step.block._known('output'))} = {value}"
 
 
 def _brief(value: Any) -> str:
     if isinstance(value, Tensor):
         value = value.tolist()
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shortened(value, 80)
 
 
 def trace(root: Block, x: Any) -> Trace:
@@ -194,20 +252,21 @@ def trace(root: Block, x: Any) -> Trace:
     tracker, builder = _tracked(root)
     history = History(root, tracker.code, builder, REFERENCE)
     advance(root, builder, history, [Fiber(0, x, builder.record(x), no_notes(builder))])
+    known = functools.cache(history.value)
     for step in tracker.steps:
-        step.given = _computed(history, step.given, step.block._known("input"))
-        step.value = _computed(history, step.value, step.block._known("output"))
+        step.given = _computed(known, step.given, step.block._known("input"))
+        step.value = _computed(known, step.value, step.block._known("output"))
     return Trace(tracker.steps)
 
 
-def _computed(history: Any, value: Any, type: ResultType) -> Any:
+def _computed(known: Callable[[int], Tensor], value: Any, type: ResultType) -> Any:
     """References replaced by what they refer to."""
     if isinstance(type, TupleType):
-        return tuple(_computed(history, part, kind) for part, kind in zip(value, type, strict=True))
+        return tuple(_computed(known, part, kind) for part, kind in zip(value, type, strict=True))
     if isinstance(type, BroadcastSequenceType):
-        return itertools.repeat(_computed(history, value, type.element_type))
+        return itertools.repeat(_computed(known, value, type.element_type))
     if isinstance(type, SequenceType):
-        return [_computed(history, item, type.element_type) for item in value]
+        return [_computed(known, item, type.element_type) for item in value]
     if isinstance(type, TensorType):
-        return history.value(value[0] if type.ragged else value)
+        return known(value[0] if type.ragged else value)
     return value

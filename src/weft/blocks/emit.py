@@ -40,7 +40,8 @@ DEEPEST = 12
 
 
 class Name(str):
-    """A variable. While errors are being looked for, `place` names another that says where in the example the value is."""
+    """A variable. While errors are being looked for, `place` names another that says where in the example the value is:
+    `''` for the example itself, else (place of what it is an item of, key)."""
 
     place: str = "''"
 
@@ -110,7 +111,7 @@ class Emitter:
             if self.traced:
                 number = self.fresh("i")
                 with self.under(f"for {number}, {item} in enumerate({x}):"):
-                    yield self.placed(item, f"{x.place} + '[%d]' % {number}")
+                    yield self.placed(item, f"({x.place}, {number})")
             else:
                 with self.under(f"for {item} in {x}:"):
                     yield Name(item)

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_map_only
 from weft.blocks.block import Block
 from weft.blocks.building import BlockProgram, Builder, merge, numbered, side_by_side
 from weft.blocks.code import Code, code_of, leaves_of, surroundings
-from weft.blocks.diagnose import blamed, explained
+from weft.blocks.diagnose import explained, note_place, run_blaming
 from weft.blocks.results import Results, empty_rows, wanted_of
 from weft.errors import StructureError
 from weft.graph.recording import OUTPUT_BITS
-from weft.run.calls import in_order, run_calls, stacked
+from weft.run.calls import in_order, stacked
 from weft.run.options import Options
 
 REFERENCE = Options(backend="reference")
@@ -36,6 +36,7 @@ def record(root: Block, examples: Sequence[Any], first: int = 0) -> BlockProgram
                 pass
         except Exception as error:
             raise explained(root, example, first + number, error) from None
+        builder.ends.append(len(builder.type))
     made = builder.finish(len(examples))
     code.spare.append(builder)
     return made
@@ -44,7 +45,7 @@ def record(root: Block, examples: Sequence[Any], first: int = 0) -> BlockProgram
 def run(root: Block, programs: Sequence[BlockProgram], options: Options) -> Results:
     """Compute programs together."""
     code = code_of(root)
-    root._kept.pop("metrics", None)
+    forget_metrics(root)
     device, further = surroundings(code)
     programs = [numbered(code, program) for program in programs]
     program = side_by_side(programs, programs[0].calls)
@@ -53,9 +54,11 @@ def run(root: Block, programs: Sequence[BlockProgram], options: Options) -> Resu
     wanted, ranges = wanted_of(program)
 
     def blame(call: int, error: Exception) -> None:
-        blamed(code, programs, call, error)
+        number = int(np.concatenate([each.calls.type for each in programs])[call])
+        ends = np.cumsum(np.concatenate([each.sizes for each in programs]))
+        note_place(error, code.kinds.known[number], int(np.searchsorted(ends, call, "right")))
 
-    groups = run_calls(library, [each.calls for each in programs], wanted, options, blame)
+    groups = run_blaming(library, [each.calls for each in programs], wanted, options, blame)
     rows: list[Any] = []
     for (start, end), type in zip(ranges, types, strict=True):
         if type.ragged:
@@ -65,6 +68,11 @@ def run(root: Block, programs: Sequence[BlockProgram], options: Options) -> Resu
         else:
             rows.append(stacked(groups, np.arange(start, end, dtype=np.int32)))
     return noted(root, code, program, rows)
+
+
+def forget_metrics(root: Block) -> None:
+    for name in ("metrics", "metric_labels"):
+        root._kept.pop(name, None)
 
 
 def noted(root: Block, code: Code, program: BlockProgram, rows: list[Any]) -> Results:
@@ -78,7 +86,7 @@ def noted(root: Block, code: Code, program: BlockProgram, rows: list[Any]) -> Re
 def evaluate(root: Block, examples: Sequence[Any], options: Options) -> Results:
     """Record and compute examples together."""
     code = code_of(root)
-    root._kept.pop("metrics", None)
+    forget_metrics(root)
     if code.value_dependent is not None:
         from weft.blocks.flushing import run_in_flushes
 

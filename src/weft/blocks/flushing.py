@@ -11,6 +11,7 @@ earlier batch computed and a later one needs is fed to it, with its gradient.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,14 +24,14 @@ from torch import Tensor
 from weft.blocks.block import Block
 from weft.blocks.building import Builder, Waiting
 from weft.blocks.code import Code, leaves_of, surroundings
-from weft.blocks.diagnose import explained
+from weft.blocks.diagnose import explained, note_place, run_blaming
 from weft.blocks.evaluate import noted
 from weft.blocks.kinds import Kind
 from weft.blocks.results import Results, empty_rows
 from weft.blocks.types import TensorType
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, table
-from weft.run.calls import Group, run_calls
+from weft.run.calls import Group
 from weft.run.options import Options
 
 LOW = (1 << OUTPUT_BITS) - 1
@@ -59,6 +60,8 @@ class History:
         self.done = {"calls": 0, "arguments": 0, "further": 0}
         self.rows_done: dict[tuple[int, int], int] = {}
         self.kinds: list[int] = []
+        self.turns: list[tuple[int, int]] = []
+        """The first call that an example recorded each time it went on, and the example."""
 
     def flush(self) -> None:
         """Compute the calls recorded since the last time."""
@@ -88,7 +91,14 @@ class History:
         calls = np.repeat(np.arange(len(new)) + len(brought), counts)
         outputs = np.arange(start[-1]) - np.repeat(start[:-1], counts)
         library = self.code.library(self.device, self.further, self.options.dedupe)
-        groups = run_calls(library, [program], calls << OUTPUT_BITS | outputs, self.options, final=False)
+
+        def blame(call: int, error: Exception) -> None:
+            at = call - len(brought) + first
+            if at >= first:
+                example = self.turns[bisect_right(self.turns, at, key=lambda turn: turn[0]) - 1][1] if self.turns else 0
+                note_place(error, self._kind(self.kinds[at]), example)
+
+        groups = run_blaming(library, [program], calls << OUTPUT_BITS | outputs, self.options, blame, final=False)
         group, row = np.empty(start[-1], np.int32), np.empty(start[-1], np.int32)
         for number, each in enumerate(groups):
             group[each.at], row[each.at] = number, np.arange(len(each.at))
@@ -190,6 +200,7 @@ def advance(root: Block, builder: Builder, history: History, fibers: Sequence[Fi
         waiting: list[tuple[Fiber, list[int]]] = []
         while ready:
             fiber, answer = ready.popleft()
+            history.turns.append((len(builder.type), fiber.number))
             request = _resume(root, builder, fiber, answer)
             if request is None:
                 _finished(fiber, ready)

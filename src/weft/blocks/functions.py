@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,9 +67,16 @@ class Function(Block):
         ragged = sum(isinstance(leaf, TensorType) and leaf.ragged for leaf in leaves)
         if not ragged:
             return self._tried(given, ())
-        lengths = TRIAL_LENGTHS[:ragged]
-        first, second = (self._tried(given, tried) for tried in (lengths, tuple(n + 1000 for n in lengths)))
-        return _with_unknown(self, first, second, lengths)
+        failed: Exception | None = None
+        for lengths in _trials(ragged):
+            try:
+                first, second = (self._tried(given, tried) for tried in (lengths, tuple(n + 1000 for n in lengths)))
+            except Exception as error:
+                failed = failed or error
+            else:
+                return _with_unknown(self, first, second, lengths)
+        assert failed is not None
+        raise failed
 
     def _tried(self, given: ResultType, lengths: tuple[int, ...]) -> ResultType:
         """The output type, seen by running the code on fake tensors."""
@@ -178,6 +186,19 @@ def specs_of(type: ResultType, lengths: Sequence[int]) -> list[TensorSpec]:
     rest = iter(lengths)
     leaves = [leaf for leaf in type.terminal_types() if isinstance(leaf, TensorType)]
     return [TensorSpec((next(rest), *leaf.shape[1:]), leaf.dtype) if leaf.ragged else spec_of(leaf) for leaf in leaves]
+
+
+def _trials(count: int) -> Iterator[tuple[int, ...]]:
+    """Lengths to try for so many inputs: all different first, then code that needs some, then all, of them equal."""
+    yield TRIAL_LENGTHS[:count]
+    if count <= 4:
+        groupings = sorted(itertools.product(range(count), repeat=count), key=lambda groups: -len(set(groups)))
+        for groups in groupings:
+            first_seen = list(dict.fromkeys(groups))
+            if len(first_seen) < count and first_seen == sorted(first_seen) and first_seen[-1] == len(first_seen) - 1:
+                yield tuple(TRIAL_LENGTHS[group] for group in groups)
+    else:
+        yield TRIAL_LENGTHS[:1] * count
 
 
 def _with_unknown(block: Function, first: ResultType, second: ResultType, lengths: tuple[int, ...]) -> ResultType:

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from weft.blocks.block import Block
-from weft.blocks.compose import Pipe, literal, missing, step
+from weft.blocks.compose import Pipe, literal, missing
 from weft.blocks.emit import Emitter, Value
 from weft.blocks.inference import set_type
 from weft.blocks.sequences import SEQUENCE_LIKE, Map, items_of, not_iterable
@@ -75,7 +75,7 @@ class Zip(Block):
             if isinstance(type, BroadcastSequenceType):
                 rows.append(f"{e.object(itertools.repeat)}({e.pack(part, type.element_type)})")
             elif isinstance(type, PyObjectType) and e.traced:
-                rows.append(f"[(i, {part.place} + '[%d]' % n) for n, i in enumerate({part})]")
+                rows.append(f"[(i, ({part.place}, n)) for n, i in enumerate({part})]")
             else:
                 rows.append(e.listed(part, type))
         return e.let(f"list(zip({', '.join(rows)}))")
@@ -200,7 +200,7 @@ class GetItem(Block):
         if isinstance(given, TupleType):
             return x[self._key]
         place = (
-            f"{x.place} + {step(self._key)!r}"
+            f"({x.place}, {literal(e, self._key)})"
             if isinstance(given, PyObjectType) and not isinstance(self._key, slice)
             else x.place
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.api.children import Children
@@ -52,8 +53,21 @@ class _Reduction(Block):
             items = Children(rows, (KEY,)).map(lambda one: one[KEY].double())
             return [getattr(items, reduced)().to(spec.dtype)]
 
+        def in_halves(rows: Any) -> Sequence[Tensor]:
+            """The same where doubles are too short: the upper halves first, then the lower ones of those that have it."""
+            items = Children(rows, (KEY,))
+            upper = getattr(items.map(lambda one: (one[KEY] >> 32).double()), reduced)()
+            beaten = -1.0 if reduced == "max" else 2.0**32
+
+            def lower_half(one: Any) -> Tensor:
+                lower = (one[KEY] & 0xFFFFFFFF).double()
+                return torch.where((one[KEY] >> 32).double() == upper, lower, beaten)
+
+            lower = getattr(items.map(lower_half), reduced)()
+            return [(upper.long() << 32) + lower.long()]
+
         if reduced in ("max", "min") and not spec.dtype.is_floating_point:
-            body = in_floats
+            body = in_halves if spec.dtype == torch.int64 else in_floats
 
         return Kind(type(self).__name__, body, outputs=(spec,), many=spec, where=self._path())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +37,40 @@ def _argument(value: Any) -> str:
         return str(getattr(value, "__name__", type(value).__name__))
     text = repr(value).split("\n")[0]
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def shortened(value: Any, limit: int) -> str:
+    """`repr`, cut off after some characters. What comes after that is never looked at, however deep or wide it is."""
+    pieces: list[str] = []
+    length = 0
+    pending: list[tuple[bool, Any]] = [(False, value)]
+    while pending and length <= limit:
+        ready, item = pending.pop()
+        if not ready and type(item) in (list, tuple, dict):
+            pending += reversed(_pieces_of(item, limit))
+            continue
+        text = item if ready else _text_of(item)
+        pieces.append(text)
+        length += len(text)
+    text = "".join(pieces)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _pieces_of(nest: Any, limit: int) -> list[tuple[bool, Any]]:
+    """Text (True) and values (False) of a list, tuple or dict, of its first items only."""
+    opening, closing = ("[", "]") if type(nest) is list else ("(", ")") if type(nest) is tuple else ("{", "}")
+    found: list[tuple[bool, Any]] = [(True, opening)]
+    for number, item in enumerate(itertools.islice(nest, limit)):
+        found += [(True, ", ")] if number else []
+        found += [(False, item), (True, ": "), (False, nest[item])] if type(nest) is dict else [(False, item)]
+    return [*found, (True, f",{closing}" if type(nest) is tuple and len(nest) == 1 else closing)]
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return f"<{type(value).__name__}>"
 
 
 def tree_of(block: Block) -> str:
