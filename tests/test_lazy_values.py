@@ -458,3 +458,70 @@ def test_no_drawn_numbers_are_kept() -> None:
             weft.batched(lambda i, draw=draw: draw() * torch.ones(3), cache=True)([1])
     net = weft.batched(lambda i: nn.init.normal_(torch.empty(3)), cache=True)
     assert not torch.equal(net([1]), net([1]))
+
+
+class Fivefold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * 5
+
+
+def test_functions_with_their_own_backward_keep_it() -> None:
+    lin, alias = nn.Linear(3, 3), Fivefold.apply
+    out = weft.batched(lambda x: lin(x) * 0 + Fivefold.apply(lin.bias))(torch.ones(2, 3))
+    assert torch.autograd.grad(out.sum(), lin.bias)[0].tolist() == [10.0] * 3
+    with pytest.raises(weft.TraceError, match=r"^autograd.Function on a Value would lose its backward; put the call into"):
+        weft.batched(lambda x: alias(lin(x)))(torch.ones(2, 3))
+    with pytest.raises(weft.TraceError, match=r"^apply of an autograd.Function, taken from its class before the recording"):
+        weft.batched(lambda x: lin(x) + alias(lin.bias))(torch.ones(2, 3))
+
+
+def test_inference_mode_inside_an_example() -> None:
+    lin = nn.Linear(3, 3)
+
+    def f(x: Any) -> Any:
+        with torch.inference_mode():
+            inner = lin(x)
+            if inner.sum() > 0:
+                inner = inner + 1
+        return lin(x), inner
+
+    outer, inner = weft.batched(f)(torch.randn(5, 3))
+    assert outer.requires_grad
+    assert not inner.requires_grad
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    with torch.inference_mode():
+        assert torch.is_inference_mode_enabled()
+
+
+def test_tensors_of_the_model_are_not_changed_behind_the_recording() -> None:
+    lin = nn.Linear(3, 3)
+    model = nn.Module()
+    model.register_buffer("seen", torch.zeros(3))
+
+    def through_a_view(x: Any) -> Any:
+        model.seen[1:].fill_(lin(x).sum())
+        return lin(x)
+
+    def count(x: Any) -> Any:
+        model.seen += 1
+        return lin(x)
+
+    def used(x: Any) -> Any:
+        model.seen += 1
+        return lin(x) * model.seen
+
+    with pytest.raises(
+        weft.TraceError, match=r"^fill_: this Value is a view \(an index, slice or reshape\) of a tensor of the m"
+    ):
+        weft.batched(through_a_view)(torch.ones(2, 3))
+    with pytest.raises(weft.TraceError, match=r"^add_ changed a tensor of the model of shape \[3\], which .* uses in the same"):
+        weft.batched(used)(torch.ones(2, 3))
+    model.seen.zero_()
+    weft.batched(count)(torch.ones(2, 3))
+    assert model.seen.tolist() == [2.0] * 3

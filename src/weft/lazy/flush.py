@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import TraceError
+from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
 from weft.lazy.chains import Recorded
 from weft.lazy.coarsen import coarse_program
@@ -185,7 +186,7 @@ def advance(tape: Tape) -> None:
     tape.floor = tape.next
     tape.type, tape.arguments, tape.further = [], [], []
     tape.data.clear()
-    tape.imports, tape.fed, tape.bounds = {}, [], []
+    tape.imports, tape.fed, tape.bounds, tape.changed = {}, [], [], {}
     if tape.values is not None:
         tape.values.clear()
 
@@ -214,6 +215,21 @@ def _check_unchanged(tape: Tape) -> None:
                 f"a tensor of shape {list(tensor.shape)} was written into after a recorded operation had used it; use .clone() "
                 "before writing"
             )
+    if tape.changed:
+        _check_model_unchanged(tape)
+
+
+def _check_model_unchanged(tape: Tape) -> None:
+    """What was recorded runs with the model as it is now."""
+    for number in set(tape.type):
+        op = tape.state.fines[number]
+        for place in Surroundings().add(*op.owners).tensors:
+            tensor, name = tape.changed.get(id(fetch(place)), (None, ""))
+            if tensor is not None:
+                raise TraceError(
+                    f"{name} changed a tensor of the model of shape {list(tensor.shape)}, which {op.name} uses in the same "
+                    "recording and would see as it is at the end; change it before or after the batched call, or use .clone()"
+                )
 
 
 def name_example(error: BaseException, example: int) -> None:

@@ -31,6 +31,11 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
             f"{name}: this Value is a view of another (an index, slice or reshape of it), which would not change with it; "
             "write into the whole, as in v[i] = ..., or use .clone() first"
         )
+    if target._ref in tape.views.of_model:
+        raise TraceError(
+            f"{name}: this Value is a view (an index, slice or reshape) of a tensor of the model, which would stay unchanged; "
+            "use .clone() first, or collect the values in a list and use torch.stack"
+        )
     found = record(tape, _writing(func), args, kwargs, frame)
     if found._kind is not target._kind:
         raise TraceError(f"{name}: the result is {found._kind}, which cannot be written into a Value of {target._kind}")

@@ -75,6 +75,8 @@ def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         )
     if func in FACTORIES or (_name(func) != "__get__" and _touches_model(tape, args, kwargs)) or _name(func) in RANDOM:
         if "out" in kwargs or _writes(_name(func)) or func in UNRECORDED:
+            if _writes(_name(func)) and func not in UNRECORDED:
+                tape.note_change(func, (*args, *kwargs.values())[0])
             return func(*args, **kwargs)
         return record(tape, FACTORIES.get(func, func), args, kwargs, frame)
     return func(*args, **kwargs)

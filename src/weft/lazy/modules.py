@@ -20,6 +20,7 @@ from torch import nn
 from weft.errors import TraceError
 from weft.lazy.calls import BY_IDENTITY, finish, new_entry, walk, walk_keywords
 from weft.lazy.constants import Constant, constant
+from weft.lazy.nests import flatten
 from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.stacks import Stacked
 from weft.lazy.state import Entry
@@ -184,12 +185,39 @@ _apply = torch.autograd.Function.__dict__["apply"]
 
 
 def _checked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if active.tape is not None and any(isinstance(item, Value) for item in (*args, *kwargs.values())):
+    tape = active.tape
+    if tape is None or tape.paused:
+        return _apply.__get__(None, cls)(*args, **kwargs)
+    _check_no_values(f" {cls.__name__}", (*args, *kwargs.values()))
+    with tape.pause(), torch._C.DisableTorchFunction():  # its forward works on real tensors, and keeps its backward
+        return _apply.__get__(None, cls)(*args, **kwargs)
+
+
+def _check_no_values(name: str, args: Any) -> list[Any]:
+    leaves: list[Any] = []
+    flatten(args, leaves)
+    if any(isinstance(item, Value) for item in leaves):
         raise TraceError(
-            f"autograd.Function {cls.__name__} on a Value would lose its backward; put the call into a weft.cell, where there "
+            f"autograd.Function{name} on a Value would lose its backward; put the call into a weft.cell, where there "
             "are real tensors"
         )
-    return _apply.__get__(None, cls)(*args, **kwargs)
+    return leaves
+
+
+_unwrap = torch._functorch.utils.unwrap_dead_wrappers
+
+
+def _checked_unwrap(args: Any) -> Any:
+    """Every `apply` comes by here, also one that was taken from its class before the recording began."""
+    tape = active.tape
+    if tape is not None and not tape.paused:
+        leaves = _check_no_values("", args)
+        if any(isinstance(item, torch.Tensor) and tape.state.place_of(item) is not None for item in leaves):
+            raise TraceError(
+                "apply of an autograd.Function, taken from its class before the recording, on a tensor of the model would lose "
+                "its backward; call it as MyFunction.apply(...), or put the call into a weft.cell"
+            )
+    return _unwrap(args)
 
 
 _enter, _exit = torch.autocast.__enter__, torch.autocast.__exit__
@@ -207,6 +235,28 @@ def _exited(self: Any, *error: Any) -> Any:
     if active.tape is not None:
         active.tape.set_context()
     return found
+
+
+_inference = torch.inference_mode.__enter__, torch.inference_mode.__exit__
+_BEFORE = "_weft_grad_before"
+
+
+def _inference_entered(self: Any) -> None:
+    """While recording, code that runs in inference mode records calls without gradients; nothing runs there."""
+    if active.tape is None or active.tape.paused:
+        _inference[0](self)
+        return
+    self.__dict__[_BEFORE] = torch.is_grad_enabled()
+    if self.mode:
+        torch._C._set_grad_enabled(False)
+
+
+def _inference_exited(self: Any, *error: Any) -> None:
+    before = self.__dict__.pop(_BEFORE, None)
+    if before is None:
+        _inference[1](self, *error)
+    else:
+        torch._C._set_grad_enabled(before)
 
 
 _tensor = torch.tensor
@@ -232,19 +282,29 @@ def intercepted() -> Iterator[None]:
     with _lock:
         _recordings += 1
         if _recordings == 1:
-            _patch(_recorded_call, classmethod(_checked_apply), _entered, _exited, _number)
+            _patch(
+                _recorded_call,
+                classmethod(_checked_apply),
+                _entered,
+                _exited,
+                _number,
+                _checked_unwrap,
+                (_inference_entered, _inference_exited),
+            )
     try:
         yield
     finally:
         with _lock:
             _recordings -= 1
             if not _recordings:
-                _patch(_call, _apply, _enter, _exit, _tensor)
+                _patch(_call, _apply, _enter, _exit, _tensor, _unwrap, _inference)
 
 
-def _patch(call: Any, apply: Any, enter: Any, leave: Any, tensor: Any) -> None:
+def _patch(call: Any, apply: Any, enter: Any, leave: Any, tensor: Any, unwrap: Any, inference: Any) -> None:
     nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.autograd.Function.apply = apply  # type: ignore[method-assign]
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     torch.autocast.__exit__ = leave  # type: ignore[method-assign]
     torch.tensor = tensor
+    torch.inference_mode.__enter__, torch.inference_mode.__exit__ = inference  # type: ignore[method-assign]
+    torch._functorch.utils.unwrap_dead_wrappers = unwrap

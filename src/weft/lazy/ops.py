@@ -120,12 +120,21 @@ class Body:
         return self.run(*given)
 
 
+VIEWS = frozenset(
+    "getitem view view_as reshape t transpose narrow select squeeze unsqueeze expand expand_as permute unbind chunk split "
+    "detach flatten unflatten diagonal movedim swapaxes swapdims tensor_split unfold".split()
+)
+
+
 class NeedsValue(Exception):
     """What comes out depends on values: how long it is, or a Python number."""
 
 
 class Op:
     """One signature of a function. `outs` are the kinds of the tensors that it gives; `shape` says in what nest they come."""
+
+    views_model = False
+    """Whether what comes out is a view of a tensor of the model."""
 
     def __init__(
         self,
@@ -148,6 +157,7 @@ class Op:
         self.random = False
         self.views: tuple[int, ...] = ()
         """For each output the argument that it is a view of, or -1."""
+        self.views_model = name in VIEWS and not args and any(isinstance(part, Captured) for part in template[0])
         self._found: tuple[Any, ...] | None = None
         self._explore()
 

@@ -58,6 +58,8 @@ class Tape:
         self.floor = 0
         self.bounds: list[tuple[int, int]] = []
         """(call, example) wherever other code went on: another example, or the same one after a flush."""
+        self.changed: dict[int, tuple[Tensor, str]] = {}
+        """Tensors of the model that the code has changed in place since the last flush, and by what."""
         self.imports: dict[int, int] = {}
         self.fed: list[tuple[Tensor, int]] = []
         self.results: dict[int, Any] = {}
@@ -120,6 +122,10 @@ class Tape:
     def bound(self, example: int) -> None:
         """The code of this example goes on from here."""
         self.bounds.append((len(self.type), example))
+
+    def note_change(self, func: Any, target: Any) -> None:
+        if isinstance(target, Tensor) and self.state.place_of(target) is not None:
+            self.changed[id(target)] = (target, getattr(func, "__name__", "an in-place function"))
 
     def imported(self, value: Value) -> int:
         """The result of an earlier flush, handed in again: a reference below zero."""

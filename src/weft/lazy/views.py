@@ -17,6 +17,8 @@ class Views:
     def __init__(self) -> None:
         self.bases: dict[int, int] = {}
         self.viewed: set[int] = set()
+        self.of_model: set[int] = set()
+        """References that are views of a tensor of the model."""
         self.segment = self.call = self.argument = self.many = 0
 
     def update(self, tape: Tape) -> None:
@@ -34,6 +36,8 @@ class Views:
         fines = tape.state.fines
         for call in range(self.call, len(types)):
             op = fines[types[call]]
+            if op.views_model:
+                self.of_model.update(range(floor + call * STEP, floor + call * STEP + len(op.outs)))
             for output, base in enumerate(op.views):
                 if base >= 0:
                     ref = arguments[self.argument + base]
