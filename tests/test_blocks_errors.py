@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,23 @@ CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
      "got [6, 2] for inputs of the lengths [3]"),
     (lambda: wb.Map(wb.Scalar("int64")) >> wb.Mean(), weft.TypeMismatch,
      "Pipe[1]/<wb.Mean>: input type: expected floating point numbers, got SequenceType(TensorType([], 'int64'))"),
+    (lambda: wb.Zeros(wb.SequenceType(wb.PyObjectType())), weft.TypeMismatch,
+     "<wb.Zeros>: there are no zeros of SequenceType(PyObjectType())"),
+    (lambda: wb.Zeros(wb.SequenceType((wb.PyObjectType(), []))), weft.TypeMismatch,
+     f"<wb.Zeros>: there are no zeros of SequenceType(TupleType(PyObjectType(), {FLOAT}))"),
+    (lambda: wb.Map(wb.Scalar()) >> wb.Stack() >> wb.Metric("m"), weft.TypeMismatch,
+     "Pipe[2]/<wb.Metric 'm'>: input type: expected a tensor of one shape for all examples, got TensorType([None], 'float32')"),
+    (lambda: wb.FC("a"), weft.TypeMismatch, "FC: num_units_out: expected an integer, got 'a'"),
+    (lambda: wb.FC(0), ValueError, "FC: num_units_out: expected at least 1, got 0"),
+    (lambda: wb.FC(3, input_keep_prob=2.0), ValueError,
+     "FC: input_keep_prob: expected a number above 0 and at most 1, got 2.0"),
+    (lambda: wb.Embedding(0, 2), ValueError, "Embedding: num_buckets: expected at least 1, got 0"),
+    (lambda: wb.Tensor([2, 2]) >> wb.FC(3), TypeError,
+     "FC: expected a vector of floating point numbers, got [2, 2] of torch.float32"),
+    (lambda: wb.Scalar() >> wb.Embedding(3, 2), TypeError,
+     "Embedding: expected an integer without dimensions, got [] of torch.float32"),
+    (lambda: (fc := wb.FC(3)) and (wb.Vector(2) >> fc) and wb.Vector(5) >> fc, TypeError,
+     "FC: expected a vector of 2 numbers as at the first call, got 5"),
     (lambda: wb.Scalar().reads(wb.Scalar()), weft.StructureError,
      "<wb.Scalar>: reads: only inside `with composition.scope():`"),
     (lambda: function_of([3]).set_input_type([4]), weft.TypeMismatch,
@@ -227,10 +245,17 @@ def test_a_type_that_nothing_determines() -> None:
     assert str(caught.value) == "Pipe[1]/<wb.Fold>: cannot determine its output type; say it with set_output_type"
 
 
+def test_values_that_no_list_knows() -> None:
+    assert wb.OneHotFromList(["a"], strict=False).eval_one([1]).tolist() == [0]
+    assert wb.compile(wb.OneHot(3))(torch.tensor([0, 2])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert wb.convert_to_type(np.int64(3)) == T([3])
+
+
 def test_a_declaration_that_was_never_resolved() -> None:
     deep = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
     with pytest.raises(weft.StructureError) as caught:
         (wb.Map(deep()) >> wb.Sum()).eval_one([])
+    assert isinstance(caught.value, TypeError)
     assert str(caught.value) == "Pipe[0]/Map[0]/<wb.ForwardDeclaration()>: the declaration was never resolved; call resolve_to"
 
 
@@ -267,7 +292,7 @@ def test_a_composition_with_a_cycle_or_something_unused() -> None:
         one.reads(whole.input, two)
         two.reads(one)
         whole.output.reads(one)
-    with pytest.raises(weft.StructureError, match="a composition cannot have cycles"):
+    with pytest.raises(ValueError, match="a composition cannot have cycles"):
         whole.eval_one(1.0)
     idle = wb.Composition().set_input_type([])
     with idle.scope():

@@ -118,9 +118,9 @@ class CompiledBlock(SharedModule):
 
 
 def kept_under(key: Any, example: Any) -> Hashable:
-    """The key of an example together with the types in it: 1, 1.0 and True are equal, what is made of them is not."""
-    kinds: list[type] = []
-    pending = [key, example]
+    """The key together with the types in it and that of the example: 1, 1.0 and True are equal, what is made of them is not."""
+    kinds: list[type] = [type(example)]
+    pending = [key]
     while pending:
         each = pending.pop()
         kinds.append(type(each))

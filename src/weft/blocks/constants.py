@@ -171,9 +171,19 @@ class OneHotFromList(_Leaf):
         type = self._known("output")
         assert isinstance(type, TensorType)
         positions = e.object(self._positions)
-        found = e.let(f"{positions}[{x}]" if self._strict else f"{positions}.get({x}, -1)")
+        quick = f"{positions}[{x}]" if self._strict else f"{positions}.get({x}, -1)"
+        found = e.let(f"{quick} if type({x}) is str or type({x}) is int else {e.object(self._position)}({x})")
         decode = one_hot(len(self._positions), type.dtype)
         return Constant(found, type, TensorSpec((), torch.int64), decode, ("one hot", type))
+
+    def _position(self, value: Any) -> int:
+        value = value.item() if isinstance(value, TorchTensor) and not value.dim() else value
+        try:
+            return self._positions[value]
+        except (KeyError, TypeError):
+            if self._strict:
+                raise
+        return -1
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         known = list(self._positions)

@@ -19,6 +19,17 @@ SPREAD: dict[Any, float] = {F.relu: 1.43, torch.relu: 1.43, F.relu6: 1.43, torch
 """How far uniform initial weights reach, as a multiple of sqrt(3 / inputs), by activation."""
 
 
+class WrongInput(ShapeError, TypeMismatch):
+    """A layer was given a tensor of another shape or dtype than it takes."""
+
+
+def _check_count(owner: str, what: str, count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise TypeMismatch(f"{owner}: {what}: expected an integer, got {count!r}")
+    if count < 1:
+        raise ValueError(f"{owner}: {what}: expected at least 1, got {count}")
+
+
 class Growing(nn.Module):
     """A module that makes its parameters when it sees its first input."""
 
@@ -63,6 +74,10 @@ class FC(Growing):
         weight_norm: bool = False,
     ) -> None:
         super().__init__()
+        _check_count("FC", "num_units_out", num_units_out)
+        for what, chance in (("input_keep_prob", input_keep_prob), ("output_keep_prob", output_keep_prob)):
+            if chance is not None and not 0 < chance <= 1:
+                raise ValueError(f"FC: {what}: expected a number above 0 and at most 1, got {chance!r}")
         self.output_size = num_units_out
         self.activation, self.initializer, self.normalization_fn = activation, initializer, normalization_fn
         self.input_keep_prob, self.output_keep_prob, self.weight_norm = input_keep_prob, output_keep_prob, weight_norm
@@ -70,9 +85,11 @@ class FC(Growing):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 1 or not x.is_floating_point():
-            raise ShapeError(f"FC: expected a vector of floating point numbers, got {list(x.shape)} of {x.dtype}")
+            raise WrongInput(f"FC: expected a vector of floating point numbers, got {list(x.shape)} of {x.dtype}")
         if self.waits_for_input:
             self._create(x)
+        elif x.shape[0] != self.weights.shape[0]:
+            raise WrongInput(f"FC: expected a vector of {self.weights.shape[0]} numbers as at the first call, got {x.shape[0]}")
         if self.input_keep_prob is not None:
             x = F.dropout(x, 1 - self.input_keep_prob, self.training)
         weights = F.normalize(self.weights, dim=0) * self.scales if self.weight_norm else self.weights
@@ -123,6 +140,8 @@ class Embedding(nn.Module):
         mod_inputs: bool = True,
     ) -> None:
         super().__init__()
+        _check_count("Embedding", "num_buckets", num_buckets)
+        _check_count("Embedding", "num_units_out", num_units_out)
         self.num_buckets, self.output_size, self.mod_inputs = num_buckets, num_units_out, mod_inputs
         weights = torch.empty(num_buckets, num_units_out)
         if initializer is None:
@@ -142,7 +161,7 @@ class Embedding(nn.Module):
 
     def forward(self, number: Tensor) -> Tensor:
         if number.dim() or number.is_floating_point() or number.is_complex() or number.dtype == torch.bool:
-            raise ShapeError(f"Embedding: expected an integer without dimensions, got {list(number.shape)} of {number.dtype}")
+            raise WrongInput(f"Embedding: expected an integer without dimensions, got {list(number.shape)} of {number.dtype}")
         at = number.long()
         return F.embedding(at.abs() % self.num_buckets if self.mod_inputs else at, self.weights)
 

@@ -112,6 +112,8 @@ def check_has_zeros(block: Block, type: ResultType) -> None:
             raise block._mismatch(f"there are no zeros of {type!r}")
         if isinstance(each, TupleType):
             pending.extend(each)
+        elif isinstance(each, SequenceType):
+            pending.append(each.element_type)
 
 
 def zeros_of(e: Emitter, type: ResultType, fill: float = 0) -> Value:

@@ -152,6 +152,9 @@ class Metric(Block):
 
     def _update(self) -> None:
         given = self.input_type
+        noted = given[0] if isinstance(given, TupleType) and len(given) else given
+        if isinstance(noted, TensorType) and noted.ragged:
+            raise self._mismatch(f"input type: expected a tensor of one shape for all examples, got {given!r}")
         if isinstance(given, TupleType):
             if len(given) != 2 or not isinstance(given[0], TensorType) or not isinstance(given[1], PyObjectType):
                 raise self._mismatch(f"input type: expected a tensor, or a tensor and a label, got {given!r}")

@@ -237,8 +237,8 @@ def convert_to_type(x: Any) -> ResultType:
         return TensorType(x)
     if isinstance(x, str | torch.dtype):
         return TensorType([], x)
-    if isinstance(x, int) and not isinstance(x, bool):
-        return TensorType([x])
+    if isinstance(x, int | np.integer) and not isinstance(x, bool):
+        return TensorType([int(x)])
     raise TypeMismatch(f"expected a type, tuple, list (a shape), dtype or integer, got {x!r}")
 
 
