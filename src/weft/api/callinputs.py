@@ -47,11 +47,10 @@ class CallInputs:
         n = graph.num_vertices
         self.x_leaves = check.rows(x, n, f"{self.name}: x", "vertices")
         self.edge_leaves = check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
-        self.device = check.one_device(
-            self.name, model, [*self.x_leaves, *self.edge_leaves, *(init or {}).values()], graph.device
-        )
-        floats = check.first_float(check.parameters(model)), check.first_float(self.x_leaves)
-        self.float_dtype = floats[0] or floats[1] or torch.get_default_dtype()
+        first, own_dtype = check.leading(model)
+        fed = [*self.x_leaves, *self.edge_leaves, *(init or {}).values()]
+        self.device = check.one_device(self.name, first, fed, graph.device)
+        self.float_dtype = own_dtype or check.first_float(self.x_leaves) or torch.get_default_dtype()
         self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
         self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
         self.type_ids = self._vertex_types()

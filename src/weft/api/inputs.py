@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,22 @@ def parameters(model: nn.Module) -> Iterator[nn.Parameter]:
         modules += [child for child in reversed(module._modules.values()) if child is not None]
 
 
-def one_device(name: str, model: nn.Module, tensors: Iterable[Tensor], wanted: torch.device | None) -> torch.device:
-    """The one device that parameters, inputs and graph are on."""
+def leading(model: nn.Module) -> tuple[list[nn.Parameter], torch.dtype | None]:
+    """The first parameter, if there is one, and the type of the first that holds floating-point numbers."""
+    first: list[nn.Parameter] = []
+    for parameter in parameters(model):
+        if not first:
+            first.append(parameter)
+        if parameter.is_floating_point():
+            return first, parameter.dtype
+    return first, None
+
+
+def one_device(name: str, first: Sequence[Tensor], tensors: Sequence[Tensor], wanted: torch.device | None) -> torch.device:
+    """The one device that the first parameter, inputs and graph are on."""
     device, source = wanted, "the graph is"
-    for where, tensor in [("the parameters are", next(parameters(model), None)), *(("the inputs are", t) for t in tensors)]:
-        if tensor is None:
-            continue
+    for number, tensor in enumerate([*first, *tensors]):
+        where = "the parameters are" if number < len(first) else "the inputs are"
         if device is None:
             device, source = tensor.device, where
         elif tensor.device != device:

@@ -85,7 +85,10 @@ class VertexCall(CallCells):
         if not plan.program.num_nodes:
             return self._empty(tree)
         call = self.engine_call(plan, cells, tree, self._backend())
-        with torch.autocast(self.device.type, enabled=False):
+        if torch.is_autocast_enabled(self.device.type):
+            with torch.autocast(self.device.type, enabled=False):
+                rows = run_batched(call)
+        else:
             rows = run_batched(call)
         return self._result(tree, [self._last_round(row) for row in rows])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,12 +43,12 @@ class Value:
     def __repr__(self) -> str:
         return f"%{self.name}"
 
-    @property
+    @cached_property
     def row_dim(self) -> int | None:
         """The dimension that carries rows, None for a value that is the same for every row."""
         return next((i for i, size in enumerate(self.shape or ()) if isinstance(size, Rows)), None)
 
-    @property
+    @cached_property
     def rows(self) -> Rows | None:
         at = self.row_dim
         size = None if at is None or self.shape is None else self.shape[at]

@@ -128,6 +128,20 @@ class CellCode:
         return [value for value in piece.values if id(value) not in needed]
 
     @cached_property
+    def exchanged(self) -> dict[int, list[Name]]:
+        """By a value's id the names (output, key) under which others read it."""
+        found: dict[int, list[Name]] = {}
+        for name, value in self.split.outputs.items():
+            if name in self.role.exchanged:
+                found.setdefault(id(value), []).append(name)
+        return found
+
+    @cached_property
+    def has_twins(self) -> bool:
+        """Whether others read one value under two names."""
+        return any(len(names) > 1 for names in self.exchanged.values())
+
+    @cached_property
     def saved(self) -> list[Value]:
         """What the backward pieces read of the forward ones, inputs included."""
         found: dict[str, Value] = {}

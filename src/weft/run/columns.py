@@ -7,6 +7,7 @@ block of steps, used and dropped; making a block's views of one tensor is a sing
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -21,6 +22,11 @@ class Cuts:
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
         self.offsets = [0, *accumulate(sizes)]
+
+    @cached_property
+    def narrow(self) -> int:
+        """How many pieces are neither almost nothing nor large."""
+        return sum(6 < size <= 150 for size in self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -64,7 +64,7 @@ def _feed_in_place(run: TypeRun, value: Value, place: Tensor) -> None:
 
 def _copy_twins(run: TypeRun, stores: tuple[Value, ...]) -> None:
     """Two outputs that are the same value live in two arenas: copy the first to the second."""
-    for value in stores:
+    for value in stores if run.code.has_twins else ():
         for output, key in exchanged(run, value)[1:]:
             arena = run.arenas[run.indices.plan.class_of[run.type, output], key]
             where = run.indices.class_rows(run.type, output)
@@ -76,8 +76,7 @@ def _copy_twins(run: TypeRun, stores: tuple[Value, ...]) -> None:
 
 def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Name]]:
     """The (output, key) names under which others read a value."""
-    outputs = run.code.split.outputs
-    return [name for name, other in outputs.items() if other is value and name in run.code.role.exchanged]
+    return run.code.exchanged.get(id(value), [])
 
 
 def _sweep(number: int, group: Group, runs: dict[int, TypeRun]) -> None:

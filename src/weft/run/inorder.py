@@ -35,8 +35,8 @@ def in_order(
 
 def _exchanged(code: CellCode, name: Name) -> Name | None:
     """The name (output, key) under which others read an output, if they do."""
-    outputs = code.split.outputs
-    return next((other for other, value in outputs.items() if value is outputs[name] and other in code.role.exchanged), None)
+    names = code.exchanged.get(id(code.split.outputs[name]))
+    return names[0] if names else None
 
 
 def _places(plan: Plan, where: tuple[tuple[int, int | None], ...]) -> Ints:

@@ -49,6 +49,8 @@ class Options:
 
     @staticmethod
     def of(options: dict[str, object]) -> Options:
+        if not options:
+            return DEFAULT
         known = Options.__dataclass_fields__
         for name in options:
             if name not in known:
@@ -59,3 +61,6 @@ class Options:
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise TypeMismatch(f"{name}: expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+DEFAULT = Options()

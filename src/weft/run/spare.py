@@ -57,12 +57,15 @@ class Spare:
 
     def give_back(self, taken: Iterable[Tensor], in_use: Iterable[Tensor]) -> None:
         """Keep what was taken, unless its memory is also that of something in use."""
+        large = [tensor for tensor in taken if tensor.nbytes >= LEAST and tensor.device.type == "cpu"]
+        if not large:
+            return
         busy = {tensor.untyped_storage().data_ptr() for tensor in in_use}
         with _lock:
             busy |= {storage.data_ptr() for storage in self._kept}
-            for tensor in taken:
+            for tensor in large:
                 storage = tensor.untyped_storage()
-                if tensor.device.type == "cpu" and storage.nbytes() >= LEAST and storage.data_ptr() not in busy:
+                if storage.data_ptr() not in busy:
                     self._kept.append(storage)
                     busy.add(storage.data_ptr())
             while sum(storage.nbytes() for storage in self._kept) > MOST:

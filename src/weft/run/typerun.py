@@ -137,12 +137,12 @@ class TypeRun:
     def _turned(self, value: Value) -> Tensor:
         """A transposed weight, as it is or copied.
 
-        CPU libraries multiply a few rows with a contiguous matrix faster. Over many narrow steps that pays for the copy.
+        CPU libraries multiply some rows with a contiguous matrix faster, which pays for the copy after eight such steps.
         """
         whole = self.whole(value)
-        steps = len(self.cuts)
-        narrow = steps >= 12 and 3 <= self.rows / steps <= 256
-        return whole.contiguous() if narrow and whole.device.type == "cpu" else whole
+        if whole.device.type != "cpu" or self.cuts.narrow < 8:
+            return whole
+        return self.fresh(whole.shape, whole.dtype, whole.device).copy_(whole)
 
     def edge_cuts(self) -> Cuts:
         assert self.bag is not None
