@@ -387,3 +387,14 @@ def test_metrics_of_a_failed_call_are_gone() -> None:
     with pytest.raises(weft.TypeMismatch):
         net.eval_one("x")
     assert net.metrics == {} and net.metric_labels == {}
+
+
+@pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
+def test_hooks_of_a_module_in_a_function_are_noticed_when_they_come_and_go() -> None:
+    block = wb.Vector(2) >> torch.nn.Linear(2, 2)
+    net = wb.compile(block)
+    before = net([[1, 2], [3, 4]])
+    hook = block.subblocks[1].fn.register_forward_hook(lambda module, given, out: out * 0 + 7)
+    assert net([[1, 2], [3, 4]]).tolist() == [[7, 7], [7, 7]]
+    hook.remove()
+    assert torch.equal(net([[1, 2], [3, 4]]), before)

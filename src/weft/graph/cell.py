@@ -159,8 +159,8 @@ def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Sig
 
 
 def _inner(surroundings: Surroundings) -> list[nn.Module]:
-    """The modules that the code calls; the first is the one whose code it is, and its own hooks fire once per call anyway."""
-    return surroundings.modules[1:]
+    """The modules that the code calls. A module whose own code it is has hooks that fire once per call anyway."""
+    return surroundings.modules[int(isinstance(surroundings.roots[0], nn.Module)) :]
 
 
 def trace_plainly(
