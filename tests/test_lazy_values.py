@@ -525,3 +525,31 @@ def test_tensors_of_the_model_are_not_changed_behind_the_recording() -> None:
     model.seen.zero_()
     weft.batched(count)(torch.ones(2, 3))
     assert model.seen.tolist() == [2.0] * 3
+
+
+class Keeps(nn.Module):
+    """A module that puts its input where everybody can see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.x = x
+        return self.layer(self.x)  # type: ignore[no-any-return]
+
+
+def test_what_code_assigns_to_its_module_is_the_examples_own() -> None:
+    model, xs = Keeps(), torch.randn(4, 3)
+    for _ in range(3):
+        one = torch.stack([model(x) for x in xs])
+        torch.testing.assert_close(weft.batched(model)(xs), one)
+
+
+def test_a_value_asked_for_without_gradients_leaves_those_of_the_scope() -> None:
+    layer = nn.Linear(3, 3)
+    with weft.batching():
+        first = layer(torch.ones(3))
+        with torch.no_grad():
+            layer(first).sum().item()
+    assert weft.value(first).requires_grad

@@ -116,6 +116,7 @@ class Recorder:
 
     def record(self) -> tuple[Fibers, list[Outcome]]:
         """Run the function for every example; flushes on the way are run."""
+        self.state.surroundings()  # before the code runs: what it then assigns to its module is no part of the model
         tape = Tape(self.state, self.batched.granularity, self.device)
         if self.state.kept.get("needs values"):
             tape.track()

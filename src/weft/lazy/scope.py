@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from weft.errors import TraceError, TypeMismatch
@@ -88,7 +89,8 @@ class batching:
 
     def _run(self, tape: Tape) -> None:
         if tape.type:
-            Flush(tape, alive(tape)).run(self.options)
+            with torch.set_grad_enabled(tape.ambient_grad):  # the scope's own, wherever the value is asked for
+                Flush(tape, alive(tape)).run(self.options)
             tape.bound(0)
 
 

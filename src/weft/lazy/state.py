@@ -110,6 +110,7 @@ class State:
         if self._surroundings is None:
             self._surroundings = Surroundings().add(*self.roots)
             self._places = {id(fetch(place)): place for place in reversed(self._surroundings.tensors) if _is_own(place)}
+            self._held = [fetch(place) for place in self._places.values()]  # so that no other tensor gets their ids
         return self._surroundings
 
     def world(self, ambient: Hashable) -> World:
@@ -129,8 +130,11 @@ class State:
             return place
         if not isinstance(tensor, nn.Parameter):
             return None
-        self._surroundings = None
-        self.surroundings()
+        # Only parameters may join later: what code assigns to its module while it runs is an example's own.
+        for fresh in reversed(Surroundings().add(*self.roots).tensors):
+            if isinstance(fetch(fresh), nn.Parameter):
+                self._places[id(fetch(fresh))] = fresh
+                self._held.append(fetch(fresh))
         place = self._places.get(id(tensor))
         if place is None or fetch(place) is not tensor:
             place = self._places[id(tensor)] = ([tensor], 0)
