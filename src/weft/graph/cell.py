@@ -160,7 +160,8 @@ def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Sig
 
 def _inner(surroundings: Surroundings) -> list[nn.Module]:
     """The modules that the code calls. A module whose own code it is has hooks that fire once per call anyway."""
-    return surroundings.modules[int(isinstance(surroundings.roots[0], nn.Module)) :]
+    own = bool(surroundings.roots) and isinstance(surroundings.roots[0], nn.Module)
+    return surroundings.modules[int(own) :]
 
 
 def trace_plainly(
