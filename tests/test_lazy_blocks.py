@@ -93,7 +93,7 @@ def test_blocks_are_redone_when_a_later_recording_contradicts() -> None:
         assert torch.allclose(net(x, [False, True, False, True]), expected)
 
 
-def test_equal_code_at_two_places_batches_together_where_it_is_one_operation() -> None:
+def test_equal_code_at_two_places_equals_the_loop() -> None:
     weight = nn.Parameter(torch.ones(3))
 
     def fn(first: bool, n: int) -> Tensor:
