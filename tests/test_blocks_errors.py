@@ -25,17 +25,17 @@ def function_of(type: Any) -> wb.Block:
 
 CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: wb.Scalar() >> wb.GetItem("a"), weft.TypeMismatch,
-     "Pipe[1]/<wb.GetItem 'a'>: input type: expected PyObjectType(), got TensorType([], 'float32')"),
+     f"Type mismatch between input type {FLOAT} and expected input type PyObjectType() in Pipe[1]/<wb.GetItem 'a'>"),
     (lambda: wb.Record({"x": wb.Map(wb.Scalar() >> wb.Map(wb.Scalar()))}), weft.TypeMismatch,
-     "Pipe[1]/<wb.Map>: input type: expected PyObjectType(), got TensorType([], 'float32')"),
+     f"Type mismatch between input type {FLOAT} and expected input type PyObjectType() in Pipe[1]/<wb.Map>"),
     (lambda: wb.Scalar() >> wb.Function(lambda x: 3), weft.TypeMismatch,
      "Pipe[1]/<wb.Function <lambda>>: expected the function to return a tensor or a tuple of tensors, got int"),
     (lambda: wb.InputTransform(len) >> wb.Function(torch.neg), weft.TypeMismatch,
-     "Pipe[1]/<wb.Function neg>: bad input type PyObjectType(), expected TensorType or TupleType"),
+     "bad input type PyObjectType() for Pipe[1]/<wb.Function neg>, expected TensorType or TupleType"),
     (lambda: wb.AllOf(wb.Scalar(), wb.Vector(2, "int64")) >> wb.Concat(), weft.TypeMismatch,
      "Pipe[1]/<wb.Concat>: input type: expected one dtype, got TupleType(TensorType([], 'float32'), TensorType([2], 'int64'))"),
     (lambda: wb.OneOf(len, {1: wb.Scalar(), 2: wb.Vector(2)}), weft.TypeMismatch,
-     "OneOf[2]/<wb.Vector 2>: output type: expected TensorType([2], 'float32'), got TensorType([], 'float32')"),
+     f"Type mismatch between output type {VECTOR} and expected output type {FLOAT} in OneOf[2]/<wb.Vector 2>"),
     (lambda: wb.OneOf(len, {}), ValueError, "OneOf: expected at least one case"),
     (lambda: wb.OneOf(3, {1: wb.Scalar()}), weft.TypeMismatch, "OneOf: key_fn: expected something callable, got 3"),
     (lambda: wb.Map(42), weft.TypeMismatch, "expected a block, module, tensor, dict, list or tuple, got 42"),
@@ -61,14 +61,18 @@ CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
      f"Pipe[1]/<wb.Map>: input type: expected items of one type, got TupleType({FLOAT}, {VECTOR})"),
     (lambda: wb.RNN(nn.Tanh(), wb.Zeros([]), initial_state_from_input=True), ValueError,
      "RNN: give initial_state or initial_state_from_input, not both"),
-    (lambda: wb.Record({"a": wb.Identity()}).set_input_type(([], 2)), weft.TypeMismatch,
-     f"<wb.Record a>: input type: expected PyObjectType(), got TupleType({FLOAT}, {VECTOR})"),
+    (lambda: wb.Record({"a": wb.Identity()}).set_input_type(([], 2)), RuntimeError,
+     f"<wb.Record a>: a Record from a plain dict has no order, so it takes no tuple; got TupleType({FLOAT}, {VECTOR}); "
+     "make it from a list of pairs"),
+    (lambda: wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.Record({"a": wb.Identity(), "b": wb.Identity()}), weft.TypeMismatch,
+     "Pipe[1]/<wb.Record a b>: a Record from a plain dict has no order, so it takes no tuple; "
+     f"got TupleType({FLOAT}, {FLOAT}); make it from a list of pairs"),
     (lambda: wb.Record((wb.Identity(),)).set_input_type(([], 2)), weft.TypeMismatch,
      f"<wb.Record>: input type: expected a tuple of 1, got TupleType({FLOAT}, {VECTOR})"),
     (lambda: wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.GetItem(2), weft.TypeMismatch,
      "Pipe[1]/<wb.GetItem 2>: 2 is not an item of TupleType(TensorType([], 'float32'), TensorType([], 'float32'))"),
     (lambda: wb.Map(wb.Scalar()) >> wb.Softmax() >> wb.Map(wb.Vector(2)), weft.TypeMismatch,
-     "Pipe[2]/<wb.Map>: input type: expected PyObjectType(), got SequenceType(TensorType([], 'float32'))"),
+     f"Type mismatch between input type SequenceType({FLOAT}) and expected input type PyObjectType() in Pipe[2]/<wb.Map>"),
     (lambda: wb.Vector(2) >> wb.While(wb.Identity(), nn.Tanh(), 3), weft.TypeMismatch,
      "Pipe[1]/While[cond]/<wb.Identity>: output type: expected one number or a Python object to decide by, "
      f"got {VECTOR}"),
@@ -89,15 +93,45 @@ CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
      "FC: input_keep_prob: expected a number above 0 and at most 1, got 2.0"),
     (lambda: wb.Embedding(0, 2), ValueError, "Embedding: num_buckets: expected at least 1, got 0"),
     (lambda: wb.Tensor([2, 2]) >> wb.FC(3), TypeError,
-     "FC: expected a vector of floating point numbers, got [2, 2] of torch.float32"),
+     "Pipe[1]/<wb.Function FC(3)>: FC: expected a vector of floating point numbers, got [2, 2] of torch.float32"),
     (lambda: wb.Scalar() >> wb.Embedding(3, 2), TypeError,
-     "Embedding: expected an integer without dimensions, got [] of torch.float32"),
+     "Pipe[1]/<wb.Function Embedding(3, 2)>: Embedding: expected an integer without dimensions, got [] of torch.float32"),
     (lambda: (fc := wb.FC(3)) and (wb.Vector(2) >> fc) and wb.Vector(5) >> fc, TypeError,
-     "FC: expected a vector of 2 numbers as at the first call, got 5"),
+     "Pipe[1]/<wb.Function FC(3)>: FC: expected a vector of 2 numbers as at the first call, got 5"),
     (lambda: wb.Scalar().reads(wb.Scalar()), weft.StructureError,
      "<wb.Scalar>: reads: only inside `with composition.scope():`"),
     (lambda: function_of([3]).set_input_type([4]), weft.TypeMismatch,
-     "<wb.Function neg>: input type: expected TensorType([3], 'float32'), got TensorType([4], 'float32')"),
+     "Type mismatch between input type TensorType([4], 'float32') and expected input type TensorType([3], 'float32') "
+     "in <wb.Function neg>"),
+    (lambda: wb.Fold(function_of([]), wb.Zeros([])), weft.TypeMismatch,
+     f"Fold[combine]/<wb.Function neg>: input type: expected a tuple of state and item, got {FLOAT}"),
+    (lambda: wb.Fold(wb.Scalar(), wb.Zeros([])), weft.TypeMismatch,
+     "Fold[combine]/<wb.Scalar>: input type: expected a tuple of state and item, got PyObjectType()"),
+    (lambda: wb.Concat("a"), weft.TypeMismatch, "Concat: concat_dim: expected an integer, got 'a'"),
+    (lambda: wb.OneHot(2.5), weft.TypeMismatch, "OneHot: start: expected an integer, got 2.5"),
+    (lambda: wb.Pad(2, "a"), weft.TypeMismatch, "Pad: value: expected a number, got 'a'"),
+    (lambda: wb.Map(wb.Scalar("uint8")) >> wb.Pad(2, 300), weft.TypeMismatch,
+     "Pipe[1]/<wb.Pad 2 300>: value: expected a number of the type of the items, TensorType([], 'uint8'), got 300"),
+    (lambda: wb.FC(3, name=3), weft.TypeMismatch, "FC: name: expected a string, got 3"),
+    (lambda: wb.FC(3, name="a.b"), weft.TypeMismatch,
+     "FC: name: expected a string that is not empty and has no dot, got 'a.b'"),
+    (lambda: wb.FC(3, "relu"), weft.TypeMismatch, "FC: activation: expected something callable, got 'relu'"),
+    (lambda: wb.FC(3, input_keep_prob="x"), weft.TypeMismatch, "FC: input_keep_prob: expected a number, got 'x'"),
+    (lambda: wb.FC(3).weights, RuntimeError, "FC: weights: made when the input size is known, at the first call"),
+    (lambda: wb.FC(3, weight_norm=True).scales, RuntimeError,
+     "FC: scales: made when the input size is known, at the first call"),
+    (lambda: wb.FC(3).scales, RuntimeError, "FC: scales: exist only with weight_norm=True"),
+    (lambda: wb.Vector(2, "float64") >> wb.FC(3), weft.TypeMismatch,
+     "Pipe[1]/<wb.Function FC(3)>: input type: expected torch.float32, as its output, got TensorType([2], 'float64'); "
+     "change both with torch.set_default_dtype or the network's .to(dtype)"),
+    (lambda: wb.Embedding(3, 2, "x"), weft.TypeMismatch,
+     "Embedding: initializer: expected a function, tensor or array, got 'x'"),
+    (lambda: wb.Embedding(3, 2, np.zeros((2, 2))), ValueError,
+     "Embedding: initializer: expected the shape [3, 2], got [2, 2]"),
+    (lambda: wb.FractalNet(0, 1, nn.Tanh), ValueError, "FractalNet: num_fractal_blocks: expected at least 1, got 0"),
+    (lambda: wb.FractalNet(1, 1, 3), weft.TypeMismatch, "FractalNet: base_layer_builder: expected something callable, got 3"),
+    (lambda: wb.FractalNet(1, 1, nn.Tanh, p_drop_base_case=2), ValueError,
+     "FractalNet: p_drop_base_case: expected a number of at least 0 and at most 1, got 2"),
 ]  # fmt: skip
 
 
@@ -125,6 +159,10 @@ def calculator() -> wb.Block:
     return expression()
 
 
+def nth() -> wb.Block:
+    return wb.Record((wb.Map(wb.Scalar()), wb.Identity())) >> wb.Nth()
+
+
 NUMBER, WORD = {"op": "num", "value": 1}, {"op": "num", "value": "x"}
 RUN: list[tuple[Callable[[], wb.Block], Any, type[Exception], str]] = [
     (calculator, {"op": "+", "left": {"op": "+", "left": NUMBER, "right": WORD}, "right": NUMBER}, weft.TypeMismatch,
@@ -147,8 +185,30 @@ RUN: list[tuple[Callable[[], wb.Block], Any, type[Exception], str]] = [
      "Pipe[1]/<wb.GetItem 2>: expected an item 2, found 1 items, in example 1"),
     (lambda: wb.Map(wb.Scalar()) >> wb.Pad(2), [1, 2, 3], weft.ShapeError,
      "Pipe[1]/<wb.Pad 2>: expected at most 2 items, got 3, in example 1"),
+    (lambda: wb.Map(wb.Scalar("uint8")), [1, 300], weft.TypeMismatch,
+     "Map[0]/<wb.Scalar 'uint8'>: expected integers from 0 to 255, got 300, in example 1 at [1]"),
+    (lambda: wb.Map(wb.Scalar("int64")), ["5", -(2**63) - 1], weft.TypeMismatch,
+     "Map[0]/<wb.Scalar 'int64'>: expected integers from -9223372036854775808 to 9223372036854775807, "
+     "got -9223372036854775809, in example 1 at [1]"),
+    (lambda: wb.Map(wb.Vector(2, "int8")), [np.array([1, 200])], weft.TypeMismatch,
+     "Map[0]/<wb.Vector 2 'int8'>: expected integers from -128 to 127, got 200, in example 1 at [0]"),
+    (lambda: wb.Map(wb.Scalar("int32")), [torch.tensor(2.0**40)], weft.TypeMismatch,
+     "Map[0]/<wb.Scalar 'int32'>: expected integers from -2147483648 to 2147483647, got 1099511627776.0, in example 1 at [0]"),
+    (nth, ([1, 2], slice(0, 1)), weft.TypeMismatch,
+     "Pipe[1]/<wb.Nth>: expected an integer as the number of an item, got slice slice(0, 1, None), in example 1 at [1]"),
+    (nth, ([1, 2], "a"), weft.TypeMismatch,
+     "Pipe[1]/<wb.Nth>: expected an integer as the number of an item, got str 'a', in example 1 at [1]"),
+    (nth, ([1, 2], 2), IndexError, "Pipe[1]/<wb.Nth>: expected an item 2, found 2 items, in example 1 at [1]"),
+    (lambda: wb.Map(wb.OneOf(lambda x: x, (wb.Scalar(), wb.Scalar()))), torch.tensor([1, 2]), weft.MissingKey,
+     "Map[0]/<wb.OneOf <lambda>>: expected a key of a case (0, 1), got Tensor tensor(2), in example 1 at [1]"),
 ]  # fmt: skip
-GOOD = [NUMBER, NUMBER, NUMBER, NUMBER, [], [], {"odd key": []}, [1, 2, 3], []]
+GOOD = [
+    *[NUMBER] * 4,
+    *([], [], {"odd key": []}, [1, 2, 3], []),
+    *([255, 0], [2**63 - 1, -(2**63)], [[-128, 127]], [torch.tensor(-(2**31))]),
+    *[([1, 2], -1)] * 3,
+    torch.tensor([1, 0, -1]),
+]
 
 
 @pytest.mark.parametrize("number", range(len(RUN)))
@@ -242,13 +302,14 @@ def test_the_trace_of_a_deep_example_is_short() -> None:
 def test_a_type_that_nothing_determines() -> None:
     with pytest.raises(weft.TypeMismatch) as caught:
         (wb.Map(wb.Vector(3)) >> wb.Fold(wb.Concat() >> nn.Linear(6, 3))).eval_one([])
-    assert str(caught.value) == "Pipe[1]/<wb.Fold>: cannot determine its output type; say it with set_output_type"
+    assert str(caught.value) == "Cannot determine output type for Pipe[1]/<wb.Fold>; say it with set_output_type"
 
 
 def test_values_that_no_list_knows() -> None:
     assert wb.OneHotFromList(["a"], strict=False).eval_one([1]).tolist() == [0]
     assert wb.compile(wb.OneHot(3))(torch.tensor([0, 2])).tolist() == [[1, 0, 0], [0, 0, 1]]
     assert wb.convert_to_type(np.int64(3)) == T([3])
+    assert wb.compile(wb.OneOf(lambda x: x, {0: wb.Scalar(), 1: wb.Length()}))(torch.tensor([0, 0])).tolist() == [0, 0]
 
 
 def test_a_declaration_that_was_never_resolved() -> None:
@@ -257,6 +318,8 @@ def test_a_declaration_that_was_never_resolved() -> None:
         (wb.Map(deep()) >> wb.Sum()).eval_one([])
     assert isinstance(caught.value, TypeError)
     assert str(caught.value) == "Pipe[0]/Map[0]/<wb.ForwardDeclaration()>: the declaration was never resolved; call resolve_to"
+    with pytest.raises(TypeError, match="the declaration was never resolved; call resolve_to"):
+        wb.compile(wb.Map(wb.ForwardDeclaration()()))
 
 
 def test_metrics_of_one_name_have_one_type() -> None:
@@ -264,9 +327,15 @@ def test_metrics_of_one_name_have_one_type() -> None:
     with pytest.raises(weft.TypeMismatch) as caught:
         net.eval_one(1)
     assert str(caught.value) == (
-        "AllOf[1]/Pipe[2]/<wb.Metric 'm'>: metric 'm' has incompatible types: "
+        "AllOf[1]/Pipe[2]/<wb.Metric 'm'>: Metric m has incompatible types: "
         "TensorType([], 'float32') and TensorType([], 'int64')"
     )
+
+
+def test_metrics_of_one_name_have_labels_everywhere_or_nowhere() -> None:
+    with pytest.raises(weft.TypeMismatch) as caught:
+        wb.compile(wb.AllOf(wb.Scalar() >> wb.Metric("m"), wb.AllOf(wb.Scalar(), wb.Identity()) >> wb.Metric("m")))
+    assert str(caught.value) == "AllOf[1]/Pipe[1]/<wb.Metric 'm'>: Metric m has incompatible types: with a label and without"
 
 
 COMPOSITION: list[tuple[Callable[[wb.Composition], Any], type[Exception], str]] = [
@@ -292,8 +361,16 @@ def test_a_composition_with_a_cycle_or_something_unused() -> None:
         one.reads(whole.input, two)
         two.reads(one)
         whole.output.reads(one)
-    with pytest.raises(ValueError, match="a composition cannot have cycles"):
+    with pytest.raises(ValueError) as caught:
         whole.eval_one(1.0)
+    assert str(caught.value) == "<wb.Composition>: Composition cannot have cycles."
+    assert isinstance(caught.value, weft.StructureError)
+    untyped, first, second = wb.Composition(), wb.Function(torch.neg), wb.Function(torch.neg)
+    for a, b in ((first, second), (second, first), (first, untyped.output)):
+        untyped.connect(a, b)
+    with pytest.raises(ValueError) as caught:
+        wb.compile(wb.Map(untyped))
+    assert str(caught.value) == "Map[0]/<wb.Composition>: Composition cannot have cycles."
     idle = wb.Composition().set_input_type([])
     with idle.scope():
         wb.Function(torch.neg).reads(idle.input)

@@ -398,3 +398,90 @@ def test_hooks_of_a_module_in_a_function_are_noticed_when_they_come_and_go() -> 
     assert net([[1, 2], [3, 4]]).tolist() == [[7, 7], [7, 7]]
     hook.remove()
     assert torch.equal(net([[1, 2], [3, 4]]), before)
+
+
+def test_a_compiled_block_is_the_block() -> None:
+    block = wb.Vector(2) >> nn.Linear(2, 2)
+    net = wb.compile(block)
+    assert not net.eval().training and not block.training
+    block.train()
+    assert net.training
+    net.double()
+    assert block.output_type == wb.TensorType([2], "float64")
+    alone = wb.compile(wb.FromTensor(nn.Parameter(torch.ones(2))))
+    assert list(alone.state_dict()) == ["tensor"] and len(list(alone.parameters())) == 1
+    alone([None, None]).sum().backward()
+    assert next(alone.parameters()).grad.tolist() == [2, 2]
+
+
+def test_layers_have_names_and_can_be_piped() -> None:
+    net = wb.Vector(2) >> (wb.FC(3, name="hidden") >> wb.FC(2, None, name="out"))
+    assert list(net.state_dict()) == ["hidden.fn.weights", "hidden.fn.bias", "out.fn.weights", "out.fn.bias"]
+    word = wb.Scalar("int64") >> wb.Embedding(4, 2, name="word") >> wb.FractalNet(1, 1, lambda: wb.FC(2), name="deep")
+    assert list(word.state_dict()) == ["word.fn.weights", "deep.fn.layers.0.weights", "deep.fn.layers.0.bias"]
+    assert (np.ones(2, "float32") >> wb.FC(3)).eval_one(None).shape == (3,)
+    assert (torch.ones(2) >> wb.FC(3)).eval_one(None).shape == (3,)
+    assert (np.float32(2) >> wb.Function(torch.neg)).eval_one(None) == -2
+    assert not hasattr(wb.FC(3), "scales") and not hasattr(wb.FC(3), "weights")
+
+
+@pytest.mark.parametrize("ragged", ["padded", "nested"])
+def test_stacks_come_back_padded_or_nested(ragged: str) -> None:
+    net = wb.compile(wb.Map(wb.Vector(2)) >> wb.Stack(), ragged=ragged)
+    found, empty = net([[[1, 2], [3, 4]], [], [[5, 6]]]), net([])
+    if ragged == "padded":
+        assert found[0].tolist() == [[[1, 2], [3, 4]], [[0, 0], [0, 0]], [[5, 6], [0, 0]]]
+        assert found[1].tolist() == [[True, True], [False, False], [True, False]]
+        assert empty[0].shape == (0, 0, 2) and empty[1].shape == (0, 0)
+    else:
+        assert [row.tolist() for row in found.unbind()] == [[[1, 2], [3, 4]], [], [[5, 6]]]
+        assert empty.size(0) == 0
+    with pytest.raises(weft.TypeMismatch, match=rf"ragged='{ragged}': expected sequences of tensors"):
+        wb.compile(wb.Map(wb.Map(wb.Scalar()) >> wb.Stack()), ragged=ragged)
+
+
+def test_reductions_count_as_pair_by_pair() -> None:
+    depths = {
+        block: [(wb.Map(wb.Scalar()) >> block()).max_depth([1] * n) for n in (0, 1, 2, 3, 4, 5, 8, 9)]
+        for block in (wb.Sum, wb.Max, wb.Min, wb.Mean)
+    }
+    pairwise = [(wb.Map(wb.Scalar()) >> wb.Reduce(wb.Function(mix))).max_depth([1] * n) for n in (0, 1, 2, 3, 4, 5, 8, 9)]
+    assert pairwise == [0, 0, 1, 2, 2, 3, 3, 4] == depths[wb.Sum] == depths[wb.Max] == depths[wb.Min]
+    assert depths[wb.Mean] == [1 + depth for depth in pairwise]
+
+
+def test_tensors_side_by_side_need_no_input() -> None:
+    net = wb.Map(wb.Scalar()) >> wb.Fold(
+        wb.Function(lambda state, x: (state[0] + x, state[1] * x)), (torch.tensor(0.0), torch.tensor(1.0))
+    )
+    assert net.eval_one([2, 3], tolist=True) == (5, 6) and net.eval_one([], tolist=True) == (0, 1)
+    assert wb.Optional((wb.Scalar(),), (torch.tensor(2.0),)).eval_one(None, tolist=True) == (2,)
+
+
+class Settings:
+    scale = 2.0
+
+
+def test_settings_of_a_class_that_a_function_reads_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = wb.compile(wb.Scalar() >> wb.Function(lambda x: x * Settings.scale))
+    assert net([1, 2]).tolist() == [2, 4]
+    monkeypatch.setattr(Settings, "scale", 3.0)
+    assert net([1, 2]).tolist() == [3, 6]
+
+
+def test_hooks_that_never_run_are_announced_once() -> None:
+    net = wb.Vector(2) >> nn.Linear(2, 2)
+    net.subblocks[1].register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning) as caught:
+        wb.compile(net)([[1, 2]])
+        wb.compile(net)([[1, 2]])
+    assert [str(warning.message) for warning in caught] == [
+        "Pipe[1]/<wb.Function Linear(in_features=2, out_features=2, bias=True)>: hooks of a block inside another never run; "
+        "put them on a module in it, or on what is called"
+    ]
+
+
+def test_types_from_tuples_of_one() -> None:
+    assert wb.convert_to_type(([],)) == wb.TupleType(wb.TensorType([]))
+    assert wb.convert_to_type(([2, 3],)) == wb.TupleType(wb.TensorType([2, 3]))
+    assert wb.convert_to_type(((2, 3),)) == wb.TupleType(wb.TupleType(2, 3))

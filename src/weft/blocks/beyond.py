@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.api.children import Children
 from weft.blocks.block import Block
+from weft.blocks.constants import is_integer, range_of
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Kind, spec_of
@@ -82,12 +83,15 @@ class Pad(Block):
         super().__init__(name=name)
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise TypeMismatch(f"{self.name}: n: expected an integer of at least 1, got {n!r}")
+        if not isinstance(value, int | float):
+            raise TypeMismatch(f"{self.name}: value: expected a number, got {value!r}")
         self._n, self._value = n, value
 
     def _update(self) -> None:
         if self.input_type is not None:
             item = items_of(self, self.input_type, objects=False)
             check_has_zeros(self, item)
+            self._check_value(item)
             set_type(self, "output", TupleType(*[item] * self._n))
 
     def _emit(self, e: Emitter, x: Value) -> Value:
@@ -99,6 +103,14 @@ class Pad(Block):
             fill = zeros_of(e, output[0], self._value)  # type: ignore[index]
             e.line(f"{items} += [{e.pack(fill, output[0])}] * ({self._n} - len({items}))")  # type: ignore[index]
         return e.unpack(items, output)
+
+    def _check_value(self, item: ResultType) -> None:
+        for leaf in item.terminal_types():
+            assert isinstance(leaf, TensorType)
+            if is_integer(leaf.dtype):
+                smallest, largest = range_of(leaf.dtype)
+                if self._value != int(self._value) or not smallest <= self._value <= largest:
+                    raise self._mismatch(f"value: expected a number of the type of the items, {item!r}, got {self._value!r}")
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         return error if isinstance(error, ShapeError) else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.blocks.inference import check_classes, inferring, set_type, wake
+from weft.blocks.layers import check_name
 from weft.blocks.modules import SharedModule
 from weft.blocks.show import described, tree_of
 from weft.blocks.types import ResultType, map_dtypes
@@ -51,10 +52,8 @@ class Block(SharedModule, metaclass=_Construction):
 
     def __init__(self, parts: Any = (), *, name: str | None = None) -> None:
         super().__init__()
-        if name is not None and not isinstance(name, str):
-            raise TypeMismatch(f"{type(self).__name__}: name: expected a string, got {name!r}")
-        if name is not None and (not name or "." in name):
-            raise TypeMismatch(f"{type(self).__name__}: name: expected a string that is not empty and has no dot, got {name!r}")
+        if name is not None:
+            check_name(type(self).__name__, name)
         self._given_name = name
         self._types: dict[str, ResultType | None] = {"input": None, "output": None}
         self._classes = {"input": self._input_classes, "output": self._output_classes}
@@ -150,8 +149,16 @@ class Block(SharedModule, metaclass=_Construction):
     def _known(self, side: str) -> ResultType:
         type = self._types[side]
         if type is None:
-            raise self._mismatch(f"cannot determine its {side} type; say it with set_{side}_type")
+            raise TypeMismatch(f"Cannot determine {side} type for {self._path()}; say it with set_{side}_type")
         return type
+
+    def _differs(self, side: str, known: ResultType, found: ResultType) -> TypeMismatch:
+        """Two types that disagree: what comes in and what the block takes, or what it gives and what is needed of it."""
+        is_, wanted = (found, known) if side == "input" else (known, found)
+        return TypeMismatch(f"Type mismatch between {side} type {is_!r} and expected {side} type {wanted!r} in {self._path()}")
+
+    def _check_whole(self) -> None:
+        """Look for what is wrong whatever the types are, before any code is written."""
 
     def _update(self) -> None:
         """Set what follows from the types known so far."""
@@ -313,7 +320,7 @@ class Block(SharedModule, metaclass=_Construction):
 
 
 def can_become_block(x: Any) -> bool:
-    return isinstance(x, Block | nn.Module | Tensor | np.ndarray | dict | list | tuple)
+    return isinstance(x, Block | nn.Module | Tensor | np.ndarray | np.generic | dict | list | tuple)
 
 
 def convert_to_block(x: Any) -> Block:
@@ -331,18 +338,13 @@ def convert_to_block(x: Any) -> Block:
         return x
     if isinstance(x, nn.Module):
         return Function(x)
-    if isinstance(x, Tensor | np.ndarray):
+    if isinstance(x, Tensor | np.ndarray | np.generic):
         return FromTensor(x)
     if isinstance(x, dict | list | tuple):
         return Record(x)
     hint = "; wrap it: Function(fn)" if callable(x) else ""
     got = re.sub(r" at 0x\w+", "", repr(x))
     raise TypeMismatch(f"expected a block, module, tensor, dict, list or tuple, got {got}{hint}")
-
-
-def check_callable(owner: str, what: str, fn: Any) -> None:
-    if not callable(fn):
-        raise TypeMismatch(f"{owner}: {what}: expected something callable, got {fn!r}")
 
 
 class WiringError(StructureError, ValueError):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weft.blocks.block import Block, check_callable
+from torch import Tensor
+
+from weft.blocks.block import Block
 from weft.blocks.compose import named_blocks
 from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Name, Value, Writing
 from weft.blocks.inference import set_type
+from weft.blocks.layers import check_callable
 from weft.blocks.types import PyObjectType, VoidType
 from weft.errors import MissingKey, TypeMismatch
 
@@ -95,7 +98,9 @@ class OneOf(Block):
         found = e.let(f"{e.object(self._key_fn)}({x})") if key is None else (yield key, x)
         if e.traced:
             e.line(f"AT({found})")
-        chosen = e.let(f"{e.object(self._numbers)}[{found}]")
+        numbers = e.object(self._numbers)
+        plain = f"type({found}) is str or type({found}) is int or type({found}) is bool"
+        chosen = e.let(f"{numbers}[{found}] if {plain} else {e.object(self._number)}({found})")
         if pre is not None:
             x = e.settled((yield pre, x), pre._known("output"))
         out = e.variables(type)
@@ -117,9 +122,13 @@ class OneOf(Block):
             yield from self._choose(e, chosen, middle, end, x, out)
         return None
 
+    def _number(self, key: Any) -> int:
+        """Which case has a key; an item of a tensor counts as the number in it."""
+        return self._numbers[key.item() if isinstance(key, Tensor) and not key.dim() else key]
+
     def _explain_key(self, key: Any) -> Exception | None:
         try:
-            self._numbers[key]
+            self._number(key)
         except (KeyError, TypeError):
             return MissingKey(f"expected a key of a case ({', '.join(map(repr, self._keys[:8]))}), got {brief(key)}")
         return None

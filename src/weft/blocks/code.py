@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+import warnings
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 from zlib import crc32
 
 import torch
-from torch import nn
 
 from weft.blocks.block import Block
 from weft.blocks.constants import ToArray
@@ -87,10 +87,12 @@ def _stamp(reached: list[Block]) -> int:
 
 
 def _write(root: Block, traced: bool) -> Code:
+    reached = [module for _, module in root._reach() if isinstance(module, Block)]
+    for block in reached:
+        block._check_whole()
     if root.input_type is None:
         with inferring():
             set_type(root, "input", PyObjectType())
-    reached = [module for _, module in root._reach() if isinstance(module, Block)]
     for block in sorted(reached, key=lambda block: type(block).__name__ == "_Pipe"):
         for side in ("input", "output"):
             block._known(side)
@@ -215,6 +217,8 @@ def surroundings(code: Code) -> tuple[str, Hashable]:
     devices: dict[str, str] = {}
     modes: list[bool] = []
     for block in code.reached:
+        if (block._forward_hooks or block._forward_pre_hooks) and block is not code.reached[0]:
+            _warn_of_hooks(block)
         for module in block._parts().values():
             if not isinstance(module, Block):
                 modes += [part.training for part in module.modules()]
@@ -232,6 +236,8 @@ def surroundings(code: Code) -> tuple[str, Hashable]:
     return device, (cast, tuple(modes))
 
 
-def modules_of(code: Code) -> Iterator[nn.Module]:
-    for block in code.reached:
-        yield from (module for module in block._parts().values() if not isinstance(module, Block))
+def _warn_of_hooks(block: Block) -> None:
+    if not block._kept.get("warned of hooks"):
+        block._kept["warned of hooks"] = True
+        text = f"{block._path()}: hooks of a block inside another never run; put them on a module in it, or on what is called"
+        warnings.warn(text, UserWarning, stacklevel=2)

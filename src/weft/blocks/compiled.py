@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,12 +35,21 @@ class CompiledBlock(SharedModule):
         self.ragged, self.options, self.stack = ragged, options, stack
         self._cache_key = (lambda x: x) if cache is True else cache or None
         self._programs: dict[Hashable, BlockProgram] = {}
-        self.training = block.training
         code = code_of(block)
         check_ragged(block, ragged)
         if cache and code.value_dependent is not None:
             where = code.value_dependent._path()
             raise StructureError(f"{where}: what is computed depends on the values of tensors; no program can be kept (cache)")
+
+    @property
+    def training(self) -> bool:
+        """That of the block: what is compiled is the block itself."""
+        return self.__dict__["block"].training if "block" in self.__dict__ else True
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "block" in self.__dict__:
+            self.__dict__["block"].training = mode
 
     @property
     def metrics(self) -> dict[str, Tensor]:
@@ -112,6 +121,11 @@ class CompiledBlock(SharedModule):
 
     def _parts(self) -> Mapping[str, nn.Module]:
         return self.__dict__["block"]._parts()  # type: ignore[no-any-return]
+
+    def _reach(self) -> Iterator[tuple[str, nn.Module]]:
+        """Itself, and the block with all its parts under their own paths."""
+        yield "", self
+        yield from self.__dict__["block"]._reach()
 
     def __repr__(self) -> str:
         return f"compiled {self.__dict__['block']!r}"

@@ -9,9 +9,9 @@ from typing import Any
 from weft.blocks.block import Block, convert_to_block
 from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Value, Writing
-from weft.blocks.inference import set_type
+from weft.blocks.inference import bad_type, set_type
 from weft.blocks.leaves import Identity
-from weft.blocks.types import PyObjectType, TupleType, VoidType
+from weft.blocks.types import PyObjectType, ResultType, TupleType, VoidType
 from weft.blocks.wiring import merged
 from weft.errors import MissingKey, TypeMismatch
 
@@ -104,14 +104,13 @@ class Record(Block):
                 if not isinstance(part.input_type, VoidType):
                     set_type(part, "input", PyObjectType())
         elif isinstance(given, TupleType):
-            if self._by_name:
-                raise self._mismatch("a Record from a plain dict has no order: it takes a Python object, not a tuple")
             if len(given) != len(parts):
                 raise self._mismatch(f"input type: expected a tuple of {len(parts)}, got {given!r}")
             for part, type in zip(parts, given, strict=True):
                 set_type(part, "input", type)
         elif given is not None:
-            raise self._mismatch(f"bad input type {given!r}, expected PyObjectType or TupleType")
+            if not isinstance(given, VoidType) or not self._needs_no_input():
+                raise bad_type(self, "input", given, "PyObjectType or TupleType")
         else:
             self._from_parts()
         outputs = [part.output_type for part in parts]
@@ -123,12 +122,24 @@ class Record(Block):
 
     def _from_parts(self) -> None:
         inputs = [part.input_type for part in self.subblocks]
-        if not inputs:
+        if not inputs or (self._needs_no_input() and not self._by_name):
             return
         if self._by_name or all(isinstance(type, PyObjectType | VoidType) for type in inputs):
             set_type(self, "input", PyObjectType())
         elif None not in inputs:
             set_type(self, "input", TupleType(*inputs))
+
+    def _needs_no_input(self) -> bool:
+        """Whether every part is there without any: tensors, zeros."""
+        return bool(self.subblocks) and all(isinstance(part.input_type, VoidType) for part in self.subblocks)
+
+    def _differs(self, side: str, known: ResultType, found: ResultType) -> TypeMismatch:
+        if side == "input" and self._by_name and isinstance(found, TupleType):
+            return NoOrder(
+                f"{self._path()}: a Record from a plain dict has no order, so it takes no tuple; got {found!r}; "
+                "make it from a list of pairs"
+            )
+        return super()._differs(side, known, found)
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         found = []
@@ -172,6 +183,10 @@ def _sortable(key: Any) -> Any:
 
 def literal(e: Emitter, key: Any) -> str:
     return repr(key) if isinstance(key, str | int) and type(key) in (str, int) else e.object(key)
+
+
+class NoOrder(TypeMismatch, RuntimeError):
+    """A tuple came where items are known by name alone."""
 
 
 class MissingIndex(MissingKey, IndexError):

@@ -55,13 +55,13 @@ class Tensor(_Leaf):
     def _emit(self, e: Emitter, x: Value) -> Constant:
         type = self._known("output")
         assert isinstance(type, TensorType)
-        if type.shape:
-            made = e.let(f"{e.object(ToArray(type))}({x})")
-        else:
-            kind = float if type.dtype.is_floating_point else bool if type.dtype == torch.bool else int
-            known = "float" if kind is float else "bool" if kind is bool else "int"
-            made = e.let(f"{x} if type({x}) is {known} else {e.object(_SCALARS.get(type.dtype, ToArray(type)))}({x})")
-        return Constant(made, type, spec_of(type))
+        if type.shape or type.dtype.is_complex:
+            return Constant(e.let(f"{e.object(ToArray(type))}({x})"), type, spec_of(type))
+        ready = f"type({x}) is {'float' if type.dtype.is_floating_point else 'bool'}"
+        if is_integer(type.dtype):
+            smallest, largest = range_of(type.dtype)
+            ready = f"type({x}) is int and {smallest} <= {x} <= {largest}"
+        return Constant(e.let(f"{x} if {ready} else {e.object(ToScalar(type.dtype))}({x})"), type, spec_of(type))
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         if isinstance(error, WeftError):
@@ -77,40 +77,58 @@ class ToArray:
         self.numpy = torch.zeros((), dtype=type.dtype).numpy().dtype if type.dtype != torch.bfloat16 else np.dtype("float32")
 
     def __call__(self, x: Any) -> Any:
+        if isinstance(x, TorchTensor | np.ndarray):
+            check_range(x, self.dtype)
         made = x if isinstance(x, TorchTensor) else np.asarray(x, self.numpy)
         if tuple(made.shape) != self.shape:
             raise ShapeError(f"expected {self.text}, got the shape {list(made.shape)}")
         return made
 
 
-def _scalar(cast: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A number of one kind. Tensors are left as they are, for their gradient."""
+class ToScalar:
+    """Converts to a number of one dtype; tensors are left as they are, for their gradient."""
 
-    def convert(x: Any) -> Any:
-        if isinstance(x, TorchTensor):
-            if x.dim():
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.cast: Callable[[Any], Any] = float if dtype.is_floating_point else bool if dtype == torch.bool else int
+
+    def __call__(self, x: Any) -> Any:
+        if isinstance(x, TorchTensor | np.ndarray):
+            if x.ndim:
                 raise ShapeError(f"expected a scalar, got the shape {list(x.shape)}")
-            return x
-        if isinstance(x, np.ndarray) and x.ndim:
-            raise ShapeError(f"expected a scalar, got the shape {list(x.shape)}")
-        return cast(x)
+            check_range(x, self.dtype)
+            return x if isinstance(x, TorchTensor) else self.cast(x)
+        made = self.cast(x)
+        if self.cast is int:
+            check_range(made, self.dtype)
+        return made
 
-    return convert
+
+def is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
-_FLOAT, _INT, _BOOL = _scalar(float), _scalar(int), _scalar(bool)
-_SCALARS = {
-    torch.float16: _FLOAT,
-    torch.bfloat16: _FLOAT,
-    torch.float32: _FLOAT,
-    torch.float64: _FLOAT,
-    torch.int8: _INT,
-    torch.int16: _INT,
-    torch.int32: _INT,
-    torch.int64: _INT,
-    torch.uint8: _INT,
-    torch.bool: _BOOL,
-}
+def range_of(dtype: torch.dtype) -> tuple[int, int]:
+    """The smallest and the largest number of an integer dtype."""
+    known = torch.iinfo(dtype)
+    return known.min, known.max
+
+
+def check_range(x: Any, dtype: torch.dtype) -> None:
+    """A number, array or tensor must not be cut off where it becomes integers of this dtype."""
+    if not is_integer(dtype):
+        return
+    if isinstance(x, TorchTensor):
+        if x.dtype == dtype:
+            return
+        x = x.detach().cpu().numpy()
+    numbers = np.asarray(x)
+    smallest, largest = range_of(dtype)
+    if numbers.size == 0 or numbers.dtype.kind not in "iufO":
+        return
+    for found in np.array([numbers.min(), numbers.max()], numbers.dtype).tolist():
+        if not smallest <= found <= largest:  # also where it is no number
+            raise TypeMismatch(f"expected integers from {smallest} to {largest}, got {found}")
 
 
 def brief(value: Any) -> str:
@@ -202,6 +220,9 @@ class OneHot(OneHotFromList):
     def __init__(
         self, start: int, stop: int | None = None, dtype: torch.dtype | str | None = None, *, name: str | None = None
     ) -> None:
+        for what, number in (("start", start), ("stop", 0 if stop is None else stop)):
+            if isinstance(number, bool) or not isinstance(number, int | np.integer):
+                raise TypeMismatch(f"OneHot: {what}: expected an integer, got {number!r}")
         first, last = (0, start) if stop is None else (start, stop)
         if last <= first:
             raise IndexError(f"OneHot: expected a range that is not empty, got [{first}, {last})")

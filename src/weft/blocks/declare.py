@@ -59,6 +59,9 @@ class _Reference(Block):
                     if type is not None:
                         set_type(other, side, type)
 
+    def _check_whole(self) -> None:
+        _ = self.target
+
     def _emit(self, e: Emitter, x: Value) -> Value:
         return e.through_function(self.target, x)
 

@@ -59,6 +59,7 @@ class Emitter:
         self.kinds = Kinds([], {})
         self.objects: dict[str, Any] = {}
         self.metrics: dict[str, Any] = {}
+        self._labelled: dict[str, bool] = {}
         self.blocks: list[Block] = []
         self.value_dependent: Block | None = None
         self.units: dict[Block, str] = {}
@@ -217,11 +218,13 @@ class Emitter:
         self.line(f"{made} = len(t) << {OUTPUT_BITS}; T({number}); E(({''.join(f'{self.reference(a)}, ' for a in arguments)}))")
         return self._outputs(made, count)
 
-    def metric(self, name: str, type: ResultType, block: Block) -> int:
-        """The number of a metric; it has one type in the whole model."""
+    def metric(self, name: str, type: ResultType, labelled: bool, block: Block) -> int:
+        """The number of a metric; it has one type in the whole model, and labels everywhere or nowhere."""
         known = self.metrics.setdefault(name, type)
         if known != type:
-            raise block._mismatch(f"metric {name!r} has incompatible types: {known!r} and {type!r}")
+            raise block._mismatch(f"Metric {name} has incompatible types: {known!r} and {type!r}")
+        if self._labelled.setdefault(name, labelled) != labelled:
+            raise block._mismatch(f"Metric {name} has incompatible types: with a label and without")
         return list(self.metrics).index(name)
 
     def function_of(self, block: Block) -> str:

@@ -100,7 +100,7 @@ def eval_one(root: Block, x: Any, tolist: bool) -> Any:
 
 
 def max_depth(root: Block, x: Any) -> int:
-    """The longest chain of calls. Constants are free; what a metric notes counts as one more."""
+    """The longest chain of calls. Constants are free, reductions count as if pair by pair, what a metric notes is one more."""
     code = code_of(root)
     program = merge(code, [record(root, [x])])
     kinds = code.kinds.known
@@ -109,8 +109,9 @@ def max_depth(root: Block, x: Any) -> int:
     at = 0
     for number in program.calls.type.tolist():
         kind = kinds[number]
-        end = at + len(kind.args) + (next(further) if kind.many is not None else 0)
-        depths.append(max((depths[ref >> OUTPUT_BITS] for ref in arguments[at:end]), default=0) + kind.weight)
+        many = next(further) if kind.many is not None else 0
+        end = at + len(kind.args) + many
+        depths.append(max((depths[ref >> OUTPUT_BITS] for ref in arguments[at:end]), default=0) + kind.depth(many))
         at = end
     ends = [depths[ref >> OUTPUT_BITS] for refs in program.outputs for ref in refs.tolist()]
     ends += [depths[ref >> OUTPUT_BITS] + 1 for refs in program.metrics for ref in refs.tolist()]

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from weft.blocks.block import Block, check_callable
+from weft.blocks.block import Block
 from weft.blocks.emit import Emitter, Value, nest_of, tensors_in
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Body, Constant, Kind, positional, spec_of, tensor_leaves
-from weft.blocks.layers import FC, Embedding, Growing
+from weft.blocks.layers import FC, Embedding, Growing, Layer, check_callable
 from weft.blocks.types import ResultType, TensorType, TupleType, is_tensor_nest
+from weft.errors import TypeMismatch, WeftError
 from weft.graph.calls import call_type
 from weft.graph.rows import TensorSpec
 
@@ -39,7 +40,7 @@ class Function(Block):
     _input_classes = _output_classes = (TensorType, TupleType)
 
     def __init__(self, fn: Callable[..., Any], infer_output_type: bool = True, *, name: str | None = None) -> None:
-        super().__init__(name=name)
+        super().__init__(name=fn.name if name is None and isinstance(fn, Layer) else name)
         check_callable(self.name, "fn", fn)
         self._infer = infer_output_type
         self._inferred_for: ResultType | None = None
@@ -58,9 +59,19 @@ class Function(Block):
         leaves = given.terminal_types()
         if not is_tensor_nest(given) or not leaves:
             raise self._mismatch(f"input type: expected a tensor or a tuple of tensors, got {given!r}")
+        if isinstance(self.__dict__["fn"], FC):
+            self._check_dtype(given)
         if self._infer and (self.output_type is None or self._inferred_for != given):
             set_type(self, "output", self._inferred(given))
             self._inferred_for = given
+
+    def _check_dtype(self, given: ResultType) -> None:
+        """Layers say what they give before they know what they get, in the default dtype."""
+        output = self.output_type
+        if isinstance(given, TensorType) and isinstance(output, TensorType) and given.dtype != output.dtype:
+            if given.dtype.is_floating_point:
+                way_out = "change both with torch.set_default_dtype or the network's .to(dtype)"
+                raise self._mismatch(f"input type: expected {output.dtype}, as its output, got {given!r}; {way_out}")
 
     def _inferred(self, given: ResultType) -> ResultType:
         leaves = given.terminal_types()
@@ -100,6 +111,8 @@ class Function(Block):
             try:
                 seen.append(on_zeros())  # code that looks at values cannot run on fake tensors
             except Exception:
+                if isinstance(error, WeftError):
+                    raise type(error)(f"{self._path()}: {error}") from None
                 error.add_note(f"while finding out what {self._path()} gives for {given!r}")
                 raise error from None
         return self._type_of(seen[-1])
@@ -265,6 +278,8 @@ class Concat(Block):
 
     def __init__(self, concat_dim: int = 0, flatten: bool = False, *, name: str | None = None) -> None:
         super().__init__(name=name)
+        if isinstance(concat_dim, bool) or not isinstance(concat_dim, int):
+            raise TypeMismatch(f"{self.name}: concat_dim: expected an integer, got {concat_dim!r}")
         self._dim, self._flatten = concat_dim, flatten
 
     def _update(self) -> None:

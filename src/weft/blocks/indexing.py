@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any
 
 from weft.blocks.block import Block
 from weft.blocks.compose import Pipe, literal, missing
+from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Value
 from weft.blocks.inference import set_type
 from weft.blocks.sequences import SEQUENCE_LIKE, Map, items_of, not_iterable
 from weft.blocks.types import BroadcastSequenceType, PyObjectType, SequenceType, TupleType
-from weft.errors import TypeMismatch
+from weft.errors import TypeMismatch, WeftError
 
 
 class Broadcast(Block):
@@ -157,11 +159,22 @@ class Nth(Block):
         if isinstance(given, PyObjectType):
             return e.let(f"{x}[0][{x}[1]]", x.place)
         assert isinstance(given, TupleType)
-        return e.unpack(e.let(f"{e.listed(x[0], given[0])}[{x[1]}]"), self._known("output"))
+        at = f"{x[1]} if type({x[1]}) is int else {e.object(_whole_number)}({x[1]})"
+        return e.unpack(e.let(f"{e.listed(x[0], given[0])}[{at}]"), self._known("output"))
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
+        if isinstance(error, WeftError):
+            return error
         sequence, index = value
         return missing(error, sequence, [index])
+
+
+def _whole_number(x: Any) -> int:
+    """What can index a list: integers, of numpy and tensors too."""
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeMismatch(f"expected an integer as the number of an item, got {brief(x)}") from None
 
 
 class GetItem(Block):

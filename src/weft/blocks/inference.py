@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from weft.blocks.types import ResultType, canonicalize_type
+from weft.errors import TypeMismatch
 
 if TYPE_CHECKING:
     from weft.blocks.block import Block
@@ -71,10 +72,15 @@ def set_type(block: Block, side: str, type: Any) -> None:
         for holder in block._holders():
             wake(holder)
     elif known != found:
-        raise block._mismatch(f"{side} type: expected {known!r}, got {found!r}")
+        raise block._differs(side, known, found)
 
 
 def check_classes(block: Block, side: str, type: ResultType, classes: tuple[type[ResultType], ...]) -> None:
     if not isinstance(type, classes):
         allowed = " or ".join(cls.__name__ for cls in classes)
-        raise block._mismatch(f"bad {side} type {type!r}, expected {allowed}")
+        raise bad_type(block, side, type, allowed)
+
+
+def bad_type(block: Block, side: str, type: ResultType, allowed: str) -> TypeMismatch:
+    """A type of a class that the block cannot have there."""
+    return TypeMismatch(f"bad {side} type {type!r} for {block._path()}, expected {allowed}")

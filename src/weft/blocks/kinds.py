@@ -27,7 +27,10 @@ def spec_of(type: ResultType) -> TensorSpec:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A call type before it is known on which device it will run. `weight` is what it adds to the depth."""
+    """A call type before it is known on which device it will run.
+
+    `weight` is what it adds to the depth; one that is `pairwise` adds the levels of a tree over its further arguments to it.
+    """
 
     name: str
     body: Body
@@ -39,6 +42,11 @@ class Kind:
     weight: int = 1
     where: str = ""
     """Path of the first block that makes such calls."""
+    pairwise: bool = False
+
+    def depth(self, further: int) -> int:
+        """What a call with so many further arguments adds to the depth."""
+        return self.weight + ((further - 1).bit_length() if self.pairwise and further else 0)
 
     def call_type(self, device: str, look_for_randomness: bool = False) -> CallType:
         made = CallType(self.name, self.body, self.args, self.feeds, self.outputs, self.many, self.owners, False, device)

@@ -23,6 +23,28 @@ class WrongInput(ShapeError, TypeMismatch):
     """A layer was given a tensor of another shape or dtype than it takes."""
 
 
+def check_name(owner: str, name: Any) -> None:
+    """A name is part of the keys of `state_dict`."""
+    if not isinstance(name, str):
+        raise TypeMismatch(f"{owner}: name: expected a string, got {name!r}")
+    if not name or "." in name:
+        raise TypeMismatch(f"{owner}: name: expected a string that is not empty and has no dot, got {name!r}")
+
+
+def check_callable(owner: str, what: str, fn: Any) -> None:
+    if not callable(fn):
+        raise TypeMismatch(f"{owner}: {what}: expected something callable, got {fn!r}")
+
+
+def _check_chance(owner: str, what: str, chance: Any, lowest: str = "above 0") -> None:
+    if chance is None:
+        return
+    if isinstance(chance, bool) or not isinstance(chance, int | float):
+        raise TypeMismatch(f"{owner}: {what}: expected a number, got {chance!r}")
+    if not 0 <= chance <= 1 or (chance == 0 and lowest == "above 0"):
+        raise ValueError(f"{owner}: {what}: expected a number {lowest} and at most 1, got {chance!r}")
+
+
 def _check_count(owner: str, what: str, count: Any) -> None:
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeMismatch(f"{owner}: {what}: expected an integer, got {count!r}")
@@ -30,12 +52,38 @@ def _check_count(owner: str, what: str, count: Any) -> None:
         raise ValueError(f"{owner}: {what}: expected at least 1, got {count}")
 
 
-class Growing(nn.Module):
-    """A module that makes its parameters when it sees its first input."""
+class NotMade(RuntimeError, AttributeError):
+    """A parameter that does not exist, or not yet."""
+
+
+class Layer(nn.Module):
+    """A module that can be piped with `>>`, and whose `name` its block takes over."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__()
+        if name is not None:
+            check_name(type(self).__name__, name)
+        self.name = name
+
+    def __rshift__(self, other: Any) -> Any:
+        from weft.blocks.block import convert_to_block
+
+        return convert_to_block(self) >> other
+
+    def __rrshift__(self, other: Any) -> Any:
+        from weft.blocks.block import convert_to_block
+
+        return other >> convert_to_block(self)
+
+
+class Growing(Layer):
+    """A layer that makes its parameters when it sees its first input."""
 
     def __getattr__(self, name: str) -> Any:
         if self.__dict__.get("_parameters", {}).get(name, self) is None and name in self.__dict__["_missing"]:
-            raise RuntimeError(f"{type(self).__name__}: {name} is made when the input size is known, at the first call")
+            raise NotMade(f"{type(self).__name__}: {name}: made when the input size is known, at the first call")
         return super().__getattr__(name)
 
     def _promise(self, *names: str) -> None:
@@ -72,16 +120,26 @@ class FC(Growing):
         output_keep_prob: float | None = None,
         normalization_fn: Callable[[Tensor], Tensor] | None = None,
         weight_norm: bool = False,
+        *,
+        name: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(name)
         _check_count("FC", "num_units_out", num_units_out)
+        functions = (("activation", activation), ("initializer", initializer), ("normalization_fn", normalization_fn))
+        for what, function in functions:
+            if function is not None:
+                check_callable("FC", what, function)
         for what, chance in (("input_keep_prob", input_keep_prob), ("output_keep_prob", output_keep_prob)):
-            if chance is not None and not 0 < chance <= 1:
-                raise ValueError(f"FC: {what}: expected a number above 0 and at most 1, got {chance!r}")
+            _check_chance("FC", what, chance)
         self.output_size = num_units_out
         self.activation, self.initializer, self.normalization_fn = activation, initializer, normalization_fn
         self.input_keep_prob, self.output_keep_prob, self.weight_norm = input_keep_prob, output_keep_prob, weight_norm
         self._promise("weights", "bias", *(["scales"] if weight_norm else []))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scales" and name not in self.__dict__.get("_parameters", {}):
+            raise NotMade("FC: scales: exist only with weight_norm=True")
+        return super().__getattr__(name)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 1 or not x.is_floating_point():
@@ -121,7 +179,7 @@ class FC(Growing):
         return f"{self.output_size}"
 
 
-class Embedding(nn.Module):
+class Embedding(Layer):
     """A row of a table for an integer, taken modulo the number of rows unless `mod_inputs` is False.
 
     `initializer` is a function that fills the table, or the table itself.
@@ -138,8 +196,10 @@ class Embedding(nn.Module):
         initializer: Initializer | Tensor | np.ndarray[Any, Any] | None = None,
         trainable: bool = True,
         mod_inputs: bool = True,
+        *,
+        name: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(name)
         _check_count("Embedding", "num_buckets", num_buckets)
         _check_count("Embedding", "num_units_out", num_units_out)
         self.num_buckets, self.output_size, self.mod_inputs = num_buckets, num_units_out, mod_inputs
@@ -150,6 +210,8 @@ class Embedding(nn.Module):
             with torch.no_grad():
                 initializer(weights)
         else:
+            if not isinstance(initializer, Tensor | np.ndarray):
+                raise TypeMismatch(f"Embedding: initializer: expected a function, tensor or array, got {initializer!r}")
             given = torch.as_tensor(initializer)
             if given.shape != weights.shape:
                 raise ShapeError(f"Embedding: initializer: expected the shape {list(weights.shape)}, got {list(given.shape)}")
@@ -174,7 +236,7 @@ def mean_of(columns: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(columns)).mean(0)
 
 
-class FractalNet(nn.Module):
+class FractalNet(Layer):
     """Fractal blocks one after the other (Larsson et al., "FractalNet: Ultra-Deep Neural Networks without Residuals", 2017).
 
     A fractal of depth 1 is a base layer; one of depth d + 1 mixes a base layer with two fractals of depth d in a row. With
@@ -197,12 +259,20 @@ class FractalNet(nn.Module):
         p_local_drop_path: float = 0.5,
         p_drop_base_case: float = 0.25,
         p_drop_recursive_case: float = 0.25,
+        *,
+        name: str | None = None,
     ) -> None:
-        super().__init__()
-        if num_fractal_blocks < 1 or fractal_block_depth < 1:
-            raise TypeMismatch(
-                f"FractalNet: expected at least 1 block of depth 1, got {num_fractal_blocks}, {fractal_block_depth}"
-            )
+        super().__init__(name)
+        _check_count("FractalNet", "num_fractal_blocks", num_fractal_blocks)
+        _check_count("FractalNet", "fractal_block_depth", fractal_block_depth)
+        check_callable("FractalNet", "base_layer_builder", base_layer_builder)
+        check_callable("FractalNet", "mixer", mixer)
+        for what, chance in (
+            ("p_local_drop_path", p_local_drop_path),
+            ("p_drop_base_case", p_drop_base_case),
+            ("p_drop_recursive_case", p_drop_recursive_case),
+        ):
+            _check_chance("FractalNet", what, chance, "of at least 0")
         self.blocks, self.depth, self.mixer, self.drop_path = num_fractal_blocks, fractal_block_depth, mixer, drop_path
         self.p_local, self.p_base, self.p_recursive = p_local_drop_path, p_drop_base_case, p_drop_recursive_case
         named = any(p.default is p.empty for p in inspect.signature(base_layer_builder).parameters.values())

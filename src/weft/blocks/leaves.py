@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.blocks.block import Block, check_callable
+from weft.blocks.block import Block
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Constant, Kind, spec_of
+from weft.blocks.layers import check_callable
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -39,10 +40,10 @@ class FromTensor(Block):
 
     _input_classes = (VoidType,)
 
-    def __init__(self, tensor: Tensor | np.ndarray[Any, Any], *, name: str | None = None) -> None:
+    def __init__(self, tensor: Tensor | np.ndarray[Any, Any] | np.generic, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        if isinstance(tensor, np.ndarray):
-            tensor = torch.from_numpy(tensor)
+        if isinstance(tensor, np.ndarray | np.generic):
+            tensor = torch.from_numpy(np.asarray(tensor))
         if not isinstance(tensor, Tensor):
             raise TypeMismatch(f"{self.name}: {tensor!r} is not a tensor or an array")
         if isinstance(tensor, nn.Parameter):

@@ -28,6 +28,8 @@ class _Reduction(Block):
     _only_floating = False
     _reduced: str
     """The method of `Children` that does it."""
+    _weight = 0
+    """What it adds to the depth besides the levels of a tree over the items."""
 
     def __init__(self, *, name: str | None = None) -> None:
         super().__init__(name=name)
@@ -69,14 +71,18 @@ class _Reduction(Block):
         if reduced in ("max", "min") and not spec.dtype.is_floating_point:
             body = in_halves if spec.dtype == torch.int64 else in_floats
 
-        return Kind(type(self).__name__, body, outputs=(spec,), many=spec, where=self._path())
+        name, where = type(self).__name__, self._path()
+        return Kind(name, body, outputs=(spec,), many=spec, weight=self._weight, where=where, pairwise=True)
 
     def _emit(self, e: Emitter, x: Value) -> Value:
         output = self._known("output")
         items = e.let(e.listed(x, self._known("input")))
+        key = ("reduction", type(self).__name__, output)
+        if self._weight:
+            return e.call(key, self._kind, many=items)[0]
         out = e.variables(output)
         with e.under(f"if len({items}) > 1:"):
-            found = e.call(("reduction", type(self).__name__, output), self._kind, many=items)[0]
+            found = e.call(key, self._kind, many=items)[0]
             e.assign(out, found, output)
         with e.under(f"elif {items}:"):
             e.assign(out, e.unpack(e.let(f"{items}[0]"), output), output)
@@ -105,8 +111,8 @@ class Mean(_Reduction):
     """
 
     _only_floating = True
-
     _reduced = "mean"
+    _weight = 1
 
 
 class Max(_Reduction):
@@ -163,7 +169,7 @@ class Metric(Block):
         given = self._known("input")
         labelled = isinstance(given, TupleType)
         tensor, type = (x[0], given[0]) if isinstance(given, TupleType) else (x, given)
-        number = e.metric(self._metric, type, self)
+        number = e.metric(self._metric, type, labelled, self)
         e.line(f"M{number}({e.reference(tensor)})")
         if labelled:
             e.line(f"L{number}({x[1]})")

@@ -48,6 +48,9 @@ class Results:
             return None
         if isinstance(type, TensorType) and not type.ragged:
             return next(self._rows)
+        if isinstance(type, TensorType) and ragged != "list":
+            whole, lengths = joined(next(self._rows), type)
+            return padded([whole], lengths) if ragged == "padded" else nested([whole], lengths)
         if isinstance(type, SequenceType) and not isinstance(type, BroadcastSequenceType) and ragged != "list":
             lengths = next(self._lengths)
             leaves = [next(self._rows) for _ in type.element_type.terminal_types()]
@@ -80,6 +83,13 @@ class Results:
         return each.__next__
 
 
+def joined(rows: Tensor | list[Tensor], type: TensorType) -> tuple[Tensor, Counts]:
+    """Tensors whose first dimensions differ, one after the other, and how long each is."""
+    if not len(rows):
+        return torch.zeros(0, *type.shape[1:], dtype=type.dtype), np.zeros(0, np.int64)
+    return torch.cat(list(rows)), np.array([len(row) for row in rows], np.int64)
+
+
 def padded(leaves: Sequence[Any], lengths: Counts) -> tuple[Any, Tensor]:
     """Sequences side by side, filled up with zeros, and a mask that is True where there is an item."""
     longest = int(lengths.max(initial=0))
@@ -110,8 +120,14 @@ def check_ragged(block: Block, ragged: str) -> None:
         type = pending.pop()
         if isinstance(type, TupleType):
             pending.extend(type)
-        elif isinstance(type, SequenceType) and not is_tensor_nest(type.element_type):
+        elif isinstance(type, SequenceType) and not _can_be_joined(type.element_type):
             raise block._mismatch(f"ragged={ragged!r}: expected sequences of tensors, got {type!r}; use ragged='list'")
+
+
+def _can_be_joined(item: ResultType) -> bool:
+    """Whether items side by side are one tensor, or a tuple of tensors."""
+    leaves = item.terminal_types()
+    return is_tensor_nest(item) and not any(isinstance(leaf, TensorType) and leaf.ragged for leaf in leaves)
 
 
 def empty_rows(type: TensorType, device: str) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from weft.blocks.block import Block
 from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Value, Writing, element_of
-from weft.blocks.inference import set_type
+from weft.blocks.inference import bad_type, set_type
 from weft.blocks.leaves import check_has_zeros, zeros_of
 from weft.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, SequenceType, TupleType, VoidType
 from weft.errors import TypeMismatch
@@ -25,7 +25,7 @@ def items_of(block: Block, type: ResultType, endless: bool = False, objects: boo
     if isinstance(type, TupleType) and (not len(type) or any(item != type[0] for item in type)):
         raise block._mismatch(f"input type: expected items of one type, got {type!r}")
     if not isinstance(type, SEQUENCE_LIKE if objects else SEQUENCE_LIKE[1:]):
-        raise block._mismatch(f"bad input type {type!r}, expected {'PyObjectType or ' * objects}SequenceType or TupleType")
+        raise bad_type(block, "input", type, f"{'PyObjectType or ' * objects}SequenceType or TupleType")
     return element_of(type)
 
 
@@ -93,8 +93,11 @@ class Fold(Block):
         known = next((block.output_type for block in holders if block.output_type is not None), None)
         if known is None and isinstance(combine.input_type, TupleType) and len(combine.input_type) == 2:
             known = combine.input_type[0]
-        if isinstance(combine.input_type, TupleType) and len(combine.input_type) != 2:
-            raise combine._mismatch(f"input type: expected a tuple of state and item, got {combine.input_type!r}")
+        taken = combine.input_type
+        pair = isinstance(taken, TupleType) and len(taken) == 2
+        objects = isinstance(taken, PyObjectType) and isinstance(known, PyObjectType | None)
+        if taken is not None and not pair and not objects:
+            raise combine._mismatch(f"input type: expected a tuple of state and item, got {taken!r}")
         item = None if self.input_type is None else items_of(self, self.input_type)
         if known is not None:
             for block in holders:

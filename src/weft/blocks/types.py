@@ -230,7 +230,7 @@ def convert_to_type(x: Any) -> ResultType:
     if isinstance(x, torch.Size):
         return TensorType(tuple(x))
     if isinstance(x, tuple):
-        return TupleType(*x)
+        return TupleType([convert_to_type(item) for item in x])
     if isinstance(x, list):
         if x and isinstance(x[-1], str | torch.dtype):
             return TensorType(x[:-1], x[-1])

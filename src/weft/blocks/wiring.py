@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ class Composition(Block):
             return
         if not single and (not isinstance(known, TupleType) or len(known) != len(wires)):
             if not (not isinstance(known, TupleType) and types and None not in types):
-                raise reader._mismatch(f"input type: expected {known!r}, got {len(wires)} wires")
+                raise reader._mismatch(f"it takes {known!r}, and reads {len(wires)} blocks")
             return
         wanted = [known] if single else list(known)  # type: ignore[call-overload]
         for wire, type in zip(wires, wanted, strict=True):
@@ -174,13 +175,21 @@ class Composition(Block):
             raise block._mismatch(f"[{wire.key!r}] is not an item of {type!r}")
         return type[key]  # type: ignore[no-any-return]
 
-    def _order(self) -> list[Block]:
-        """Parts so that each comes after those it reads; complains of what is not wired."""
-        counts = {part: len({_block(w) for w in self._wires.get(part, ())} - {self.input}) for part in self._subblocks}
-        readers: dict[Block, list[Block]] = {}
+    def _check_whole(self) -> None:
+        self._order()
+
+    def _readers(self) -> dict[Block, list[Block]]:
+        """The blocks that read each block."""
+        found: dict[Block, list[Block]] = {}
         for reader, wires in self._wires.items():
             for source in {_block(wire) for wire in wires}:
-                readers.setdefault(source, []).append(reader)
+                found.setdefault(source, []).append(reader)
+        return found
+
+    def _order(self) -> list[Block]:
+        """Parts so that each comes after those it reads."""
+        counts = {part: len({_block(w) for w in self._wires.get(part, ())} - {self.input}) for part in self._subblocks}
+        readers = self._readers()
         ready = [part for part in reversed(self._subblocks) if counts[part] == 0]
         order: list[Block] = []
         while ready:
@@ -192,11 +201,12 @@ class Composition(Block):
                     if counts[reader] == 0:
                         ready.append(reader)
         if len(order) < len(self._subblocks):
-            raise WiringError(f"{self._path()}: a composition cannot have cycles")
-        self._check(readers)
+            raise WiringError(f"{self._path()}: Composition cannot have cycles.")
         return order
 
-    def _check(self, readers: dict[Block, list[Block]]) -> None:
+    def _check_wired(self) -> None:
+        """Complain of what nothing reads, and of what reads nothing."""
+        readers = self._readers()
         for part in self._subblocks:
             if part not in self._wires and not isinstance(part._known("input"), VoidType):
                 raise part._mismatch("it reads nothing; wire it with reads or connect")
@@ -206,7 +216,9 @@ class Composition(Block):
             raise self._mismatch("its output reads nothing; wire it, or set_output_type(VoidType())")
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
+        self._check_wired()
         values: dict[Block, Value] = {self.input: x}
+        uses = Counter(_block(wire) for wires in self._wires.values() for wire in wires)
 
         def read(reader: Block) -> Value:
             wires = self._wires.get(reader)
@@ -217,11 +229,8 @@ class Composition(Block):
 
         for part in self._order():
             y = yield part, read(part)
-            values[part] = e.settled(y, part._known("output")) if self._read_often(part) else y
+            values[part] = e.settled(y, part._known("output")) if uses[part] > 1 else y
         return read(self.output)
-
-    def _read_often(self, part: Block) -> bool:
-        return sum(_block(wire) is part for wires in self._wires.values() for wire in wires) > 1
 
     def _item(self, e: Emitter, wire: Wire, value: Value) -> Value:
         if isinstance(wire, Block):

@@ -100,12 +100,13 @@ class Surroundings:
                         self.settings.append((_Attribute(cls), key))
 
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
+        names = set(_names(function.__code__))
         for cell in function.__closure__ or ():
             yield from self._place((_Closure(cell), ""))
+            self._class(fetch((_Closure(cell), "")), names)
         for container in (function.__kwdefaults__ or {}, dict(enumerate(function.__defaults__ or ()))):
             for key in container:
                 yield from self._place((container, key))
-        names = set(_names(function.__code__))
         for name in names:
             value = function.__globals__.get(name)
             if isinstance(value, types.ModuleType):
@@ -114,6 +115,18 @@ class Surroundings:
                         yield from self._place((value.__dict__, inner))
             elif name in function.__globals__:
                 yield from self._place((function.__globals__, name))
+                self._class(value, names)
+
+    def _class(self, value: Any, names: set[str]) -> None:
+        """What code reads of a class: `Settings.scale`."""
+        if not isinstance(value, type) or value.__module__.partition(".")[0] in _LIBRARIES:
+            return
+        for cls in value.__mro__:
+            for key in sorted(names & vars(cls).keys()):
+                if isinstance(vars(cls)[key], Tensor):
+                    self.tensors.append((_Attribute(cls), key))
+                elif _is_plain(vars(cls)[key]):
+                    self.settings.append((_Attribute(cls), key))
 
     def _container(self, container: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[Any]:
         if not isinstance(container, tuple):
