@@ -74,7 +74,7 @@ class BackSweep:
             if name is not None:
                 outside, inner = self.gradients[run.type, value.name]
                 singles = [(i, back.single is not None) for i, (_, back) in enumerate(inner)]
-                binding.collected(value, name[0], outside is not None, singles, _finder(value.name))
+                binding.collected(value, name[0], outside is not None, singles)
                 if value in cut.pieces["sums"].takes:
                     binding.own(value)
             elif at is not None and value.name not in run.store:
@@ -94,13 +94,3 @@ class BackSweep:
             if value.name not in run.store:
                 run.store[value.name] = run.empty(value)
 
-
-def _finder(name: str) -> Any:
-    def find(run: TypeRun, what: str, number: int) -> Any:
-        outside, inner = run.gradients[name]
-        if what == "outside":
-            assert outside is not None
-            return outside.contiguous()
-        return inner[number][what == "back"]
-
-    return find

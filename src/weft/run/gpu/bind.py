@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +20,77 @@ from weft.run.rowview import row_width
 from weft.run.split import Piece
 from weft.run.typerun import TypeRun
 
-Find = Callable[[TypeRun], Any]
-"""How a call finds the argument of one parameter."""
-
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the argument of one parameter comes from: `what` it is, and of which port, output, key or value."""
+
+    what: str
+    number: int = 0
+    key: Any = None
+    value: Value | None = None
+
+    def find(self, run: TypeRun) -> Any:
+        """The argument in one call."""
+        return getattr(self, f"_{self.what}")(run)
+
+    def _arena(self, run: TypeRun) -> Tensor:
+        return run.arenas[run.ports[self.number].value_class, self.key]
+
+    def _index(self, run: TypeRun) -> Tensor:
+        return run.indices.read(run.ports[self.number]).index
+
+    def _bounds(self, run: TypeRun) -> Tensor:
+        return run.indices.tensor(offsets_of(run.ports[self.number]))
+
+    def _weight(self, run: TypeRun) -> Tensor:
+        assert self.value is not None
+        return run.whole(self.value)
+
+    def _rows(self, run: TypeRun) -> Tensor:
+        assert self.value is not None
+        return run.whole(self.value).to(run.indices.device).contiguous()
+
+    def _owners(self, run: TypeRun) -> Tensor:
+        return run.indices.owners(edges_of(run))
+
+    def _edge_bounds(self, run: TypeRun) -> Tensor:
+        return run.indices.tensor(offsets_of(edges_of(run)))
+
+    def _outside(self, run: TypeRun) -> Tensor:
+        outside: Tensor = run.gradients[self.key][0]
+        return outside.contiguous()
+
+    def _returned(self, run: TypeRun) -> Tensor:
+        found: Tensor = run.gradients[self.key][1][self.number][0]
+        return found
+
+    def _total(self, run: TypeRun) -> int:
+        return self._returned(run).shape[0] - 1
+
+    def _back(self, run: TypeRun) -> BackIndex:
+        found: BackIndex = run.gradients[self.key][1][self.number][1]
+        return found
+
+    def _single(self, run: TypeRun) -> Tensor:
+        found = self._back(run).single
+        assert found is not None
+        return found
+
+    def _back_index(self, run: TypeRun) -> Tensor:
+        return self._back(run).index
+
+    def _back_bounds(self, run: TypeRun) -> Tensor:
+        return self._back(run).bounds
+
+    def _own(self, run: TypeRun) -> Tensor:
+        assert self.value is not None
+        return run.store[self.value.name]
+
+    def _in_class(self, run: TypeRun) -> Tensor:
+        return run.arenas[run.indices.plan.class_of[run.type, self.number], self.key]
 
 
 @dataclass(eq=False)
@@ -35,7 +101,7 @@ class Binding:
     inputs: dict[int, Memory] = field(default_factory=dict)
     outputs: dict[int, Memory] = field(default_factory=dict)
     weights: dict[int, Weight] = field(default_factory=dict)
-    parameters: dict[str, Find] = field(default_factory=dict)
+    parameters: dict[str, Source] = field(default_factory=dict)
     numbers: list[str] = field(default_factory=list)
     outputs_shifted: dict[int, str] = field(default_factory=dict)
     """Variables that shift a row to its place among the class rows, by output."""
@@ -43,14 +109,14 @@ class Binding:
     def name(self, value: Value, mark: str = "p") -> str:
         return f"{self.prefix}{mark}_" + re.sub(r"\W", "_", value.name)
 
-    def tensor(self, name: str, find: Find) -> str:
-        self.parameters.setdefault(name, find)
+    def tensor(self, name: str, source: Source) -> str:
+        self.parameters.setdefault(name, source)
         return name
 
-    def number(self, name: str, find: Find) -> str:
+    def number(self, name: str, source: Source) -> str:
         if name not in self.parameters:
             self.numbers.append(name)
-        return self.tensor(name, find)
+        return self.tensor(name, source)
 
     def shift(self, output: int) -> str:
         return self.outputs_shifted.setdefault(output, f"{self.prefix}shift{output}")
@@ -61,11 +127,11 @@ class Binding:
         """Rows that a port reads while the sweep writes them."""
         key: Name = run.code.input_name[value.name][-1]
         port, name, number = at.read.port, f"{self.prefix}port{at.read.port}", at.read.value_class
-        arena = self.tensor(self.name(value), lambda run: run.arenas[run.ports[port].value_class, key])
-        index = self.tensor(f"{name}_index", lambda run: run.indices.read(run.ports[port]).index)
+        arena = self.tensor(self.name(value), Source("arena", port, key))
+        index = self.tensor(f"{name}_index", Source("index", port))
         width = row_numbers(run.arenas[number, key])
         if at.read.kind == "sum":
-            bounds = self.tensor(f"{name}_bounds", lambda run: run.indices.tensor(offsets_of(run.ports[port])))
+            bounds = self.tensor(f"{name}_bounds", Source("bounds", port))
             self.inputs[id(value)] = Bag(arena, width, "r", True, index, bounds)
         else:
             self.inputs[id(value)] = Gathered(arena, width, "r", True, index, at.read.width)
@@ -79,58 +145,51 @@ class Binding:
             return
         if value.rows is None and _is_weight(value, piece):
             along, across = run.whole(value).stride()
-            self.weights[id(value)] = Weight(self.tensor(self.name(value), lambda run: run.whole(value)), (along, across))
+            self.weights[id(value)] = Weight(self.tensor(self.name(value), Source("weight", value=value)), (along, across))
             return
         if value.rows is not None and (value.rows.times != 1 or value.row_dim != 0):
             raise NotExpressible(f"rows in dimension {value.row_dim} of {value.name}")
-        name = self.tensor(self.name(value), lambda run: run.whole(value).to(run.indices.device).contiguous())
+        name = self.tensor(self.name(value), Source("rows", value=value))
         self.inputs[id(value)] = Memory(name, row_width(value) or 1, "r" if value.rows is not None else "")
 
     def edges(self) -> None:
         """Which vertex each edge belongs to, and the edges of each vertex."""
-        self.tensor(f"{self.prefix}owners", lambda run: run.indices.owners(edges_of(run)))
-        self.tensor(f"{self.prefix}bounds", lambda run: run.indices.tensor(offsets_of(edges_of(run))))
+        self.tensor(f"{self.prefix}owners", Source("owners"))
+        self.tensor(f"{self.prefix}bounds", Source("edge_bounds"))
 
-    def collected(
-        self, value: Value, output: int, outside: bool, inner: list[tuple[int, bool]], find: Callable[..., Any]
-    ) -> None:
-        """The gradient of a recurrent output. `find(run, "outside" | "rows" | "back", number)` gives its parts in a call."""
+    def collected(self, value: Value, output: int, outside: bool, inner: list[tuple[int, bool]]) -> None:
+        """The gradient of a recurrent output: what comes from outside, and what each reader gives back."""
         width = row_width(value) or 1
         base = self.name(value, "g")
         from_outside = None
         if outside:
-            name = self.tensor(f"{base}_out", lambda run: find(run, "outside", 0))
-            from_outside = Memory(name, width, "r")
-        parts = [self._returned(base, number, single, width, output, find) for number, single in inner]
+            from_outside = Memory(self.tensor(f"{base}_out", Source("outside", key=value.name)), width, "r")
+        parts = [self._returned(value, base, number, single, output) for number, single in inner]
         self.inputs[id(value)] = Collected("", width, "r", True, from_outside, tuple(parts))
 
-    def _returned(self, base: str, number: int, single: bool, width: int, output: int, find: Callable[..., Any]) -> Memory:
+    def _returned(self, value: Value, base: str, number: int, single: bool, output: int) -> Memory:
         """What one reader gives back: one row to each row, or several that are added in order."""
-
-        def back(run: TypeRun) -> BackIndex:
-            found: BackIndex = find(run, "back", number)
-            return found
-
-        rows = self.tensor(f"{base}_{number}", lambda run: find(run, "rows", number))
+        width, key = row_width(value) or 1, value.name
+        rows = self.tensor(f"{base}_{number}", Source("returned", number, key))
         index = f"{base}_{number}_index"
         if single:
-            self.tensor(index, lambda run: back(run).single)
-            total = self.number(f"{base}_{number}_total", lambda run: find(run, "rows", number).shape[0] - 1)
+            self.tensor(index, Source("single", number, key))
+            total = self.number(f"{base}_{number}_total", Source("total", number, key))
             return Returned(rows, width, "r", True, index, self.shift(output), total)
-        self.tensor(index, lambda run: back(run).index)
-        bounds = self.tensor(f"{base}_{number}_bounds", lambda run: back(run).bounds)
+        self.tensor(index, Source("back_index", number, key))
+        bounds = self.tensor(f"{base}_{number}_bounds", Source("back_bounds", number, key))
         return Bag(rows, width, "r", True, index, bounds, self.shift(output))
 
     # Outputs.
 
     def own(self, value: Value) -> None:
         """Memory over all rows of the type, made before the sweep."""
-        name = self.tensor(self.name(value, "o"), lambda run: run.store[value.name])
+        name = self.tensor(self.name(value, "o"), Source("own", value=value))
         self.outputs[id(value)] = Memory(name, row_width(value) or 1, "r", True)
 
     def in_class(self, value: Value, output: int, key: Name) -> None:
         """Rows of a class arena: where the step writes them, others read them."""
-        name = self.tensor(self.name(value, "o"), lambda run: run.arenas[run.indices.plan.class_of[run.type, output], key])
+        name = self.tensor(self.name(value, "o"), Source("in_class", output, key))
         self.outputs[id(value)] = Memory(name, row_width(value) or 1, f"(r + {self.shift(output)})", True)
 
 

@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(eq=False)
 class Sweep:
-    """A compiled sweep. `find` gives the tensors of one call, type by type."""
+    """A compiled sweep. Its bindings say where the tensors of a call are, type by type."""
 
     kernel: Kernel
     bindings: list[Binding]
@@ -53,7 +53,7 @@ class Sweep:
         device = indices.device
         arguments: list[Any] = [indices.tensor(step_table(indices.plan, number)), begin, end, _counter(device)]
         for run, binding, scratch in zip(runs, self.bindings, self.scratch, strict=True):
-            arguments += [find(run) for find in binding.parameters.values()]
+            arguments += [source.find(run) for source in binding.parameters.values()]
             arguments += [_scratch(run, value) for value, _ in scratch]
         programs = _programs(device, self.columns)
         self.kernel.launch(programs, device, arguments, (programs,))
