@@ -22,7 +22,7 @@ from weft.run.columns import Column, blocks
 from weft.run.emit import Code
 from weft.run.gather import Action, Gathering, addresses, through_index
 from weft.run.gpu.backsweep import BackSweep
-from weft.run.gpu.sweep import by_one_kernel
+from weft.run.gpu.sweep import Walk, by_one_kernel
 from weft.run.indices import BackIndex
 from weft.run.somerows import SomeRows
 from weft.run.spare import Spare
@@ -47,6 +47,8 @@ class Backward:
         self.taken: list[tuple[Spare, Tensor]] = []
         """Memory that other backward passes may have afterwards."""
         self.feeds: dict[tuple[int, Name, int], list[tuple[TypeRun, Read, Name, BackIndex]]] = {}
+        self.swept: dict[int, tuple[Walk, BackSweep]] = {}
+        """Groups whose steps ran as kernels."""
 
     def run(self) -> None:
         for number in range(len(self.plan.groups) - 1, -1, -1):

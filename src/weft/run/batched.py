@@ -14,7 +14,7 @@ from weft.graph.ports import port_of, slots_port
 from weft.graph.tape import Name
 from weft.run.backward import Backward
 from weft.run.call import Call
-from weft.run.code import CellCode, Role
+from weft.run.code import CellCode, Codes, Role
 from weft.run.forward import run_forward
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
@@ -31,7 +31,7 @@ KEPT_CODES = 64
 
 def run_batched(call: Call) -> list[Tensor]:
     """The wanted rows; differentiable where torch would be."""
-    execution = Execution(call)
+    execution = execution_of(call)
     if not execution.training:
         with torch.no_grad():
             outputs = execution.forward(execution.tensors)
@@ -41,6 +41,15 @@ def run_batched(call: Call) -> list[Tensor]:
     results = _apply(_Batched, execution, *execution.tensors)
     execution.tensors = []
     return list(results)
+
+
+def execution_of(call: Call) -> Execution:
+    """What runs a call: on a GPU, something that remembers what earlier calls did."""
+    if call.backend != "triton":
+        return Execution(call)
+    from weft.run.gpu.execution import GpuExecution
+
+    return GpuExecution(call)
 
 
 def _apply(function: Any, *args: Any) -> Any:
@@ -79,7 +88,7 @@ class Execution:
             tables = [step_table(call.plan, i) for i, group in enumerate(call.plan.groups) if group.cyclic]
             self.indices.bring(self.training, tables if call.backend == "triton" else ())
 
-    def _kept_codes(self) -> dict[int, CellCode]:
+    def _kept_codes(self) -> Codes:
         """The compiled cells, which do not change while plans have one shape and the same gradients and outputs are wanted."""
         call = self.call
         asked = tuple([(w.name, *w.types(self.plan)) for w in call.wanted]), call.recompute, call.backend, call.device.type
@@ -87,7 +96,7 @@ class Execution:
         key = (self.plan.shape, asked, given)
         kept = call.cells[self.types[0]].kept if self.types else OrderedDict()
         if key not in kept:
-            kept[key] = {t: self._code(t) for t in self.types}
+            kept[key] = Codes({t: self._code(t) for t in self.types})
             if len(kept) > KEPT_CODES:
                 kept.popitem(last=False)
         return kept[key]
@@ -280,8 +289,12 @@ class Execution:
         sweep = Backward(self.plan, self.runs, Results(self.call, self.codes, self.indices).given(grads), self.learns)
         sweep.run()
         results = self._gradients(tensors, sweep)
+        self.wrote_down(sweep, tensors, grads)
         self.forget()
         return results
+
+    def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """Called when a backward pass is done."""
 
     def _gradients(self, tensors: Sequence[Tensor], sweep: Backward) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(tensors)

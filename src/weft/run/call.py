@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.graph.cell import Trace
 from weft.graph.tape import Name
 from weft.plan.plan import Plan
-from weft.run.code import CellCode, Role
+from weft.run.code import CellCode, Codes, Role
 from weft.run.spare import Spare
 from weft.run.wanted import Wanted
 
@@ -29,7 +29,7 @@ class CompiledCell:
     """Memory of plans whose first type this is, between two calls."""
     tree: Any = None
     """The structure of what the cell pushes; None if it pushes nothing."""
-    kept: OrderedDict[Any, dict[int, CellCode]] = field(default_factory=OrderedDict)
+    kept: OrderedDict[Any, Codes] = field(default_factory=OrderedDict)
     """The compiled pieces of this cell and those that it ran with."""
 
     def own_name(self, name: Name) -> Name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +29,15 @@ class Role:
     recompute: bool = False
     backend: str = "eager"
     device: str = "cpu"
+
+
+class Codes(dict[int, "CellCode"]):
+    """The compiled cells of one kind of plan, by type, and what is kept with them."""
+
+    def __init__(self, codes: Mapping[int, CellCode]) -> None:
+        super().__init__(codes)
+        self.recipes: dict[Hashable, list[Any]] = {}
+        """What earlier calls on a GPU did, written down."""
 
 
 class CellCode:

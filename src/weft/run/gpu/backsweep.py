@@ -10,7 +10,7 @@ from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
 from weft.run.gpu.norms import without_norms
-from weft.run.gpu.sweep import Part, sweeps
+from weft.run.gpu.sweep import Part, walk
 from weft.run.indices import BackIndex
 from weft.run.typerun import TypeRun
 
@@ -29,7 +29,7 @@ class BackSweep:
         self.gradients: dict[tuple[int, str], Gradients] = {}
         for run in runs:
             for value in backward.cut[run.type][1]["back"].takes:
-                name = self._recurrent_gradient(run, value)
+                name = self.recurrent_gradient(run, value)
                 if name is not None:
                     self.gradients[run.type, value.name] = backward.parts_of_gradient(number, run, name)
 
@@ -39,17 +39,17 @@ class BackSweep:
             return False
         key = ("backward", tuple(self._key(run) for run in self.runs))
         parts = lambda: [self._part(run, f"t{i}_") for i, run in enumerate(self.runs)]  # noqa: E731
-        found = sweeps(self.number, self.runs, key, parts, True)
+        found = walk(self.number, self.runs, key, parts, True)
         if found is None:
             return False
+        self.backward.swept[self.number] = found, self
         for run in self.runs:
             self._make_places(run)
             run.gradients = {name: parts for (type, name), parts in self.gradients.items() if type == run.type}
-        for sweep, begin, end in found:
-            sweep.launch(self.number, self.runs, begin, end)
+        found.run(self.number, self.runs)
         return True
 
-    def _recurrent_gradient(self, run: TypeRun, value: Value) -> Any:
+    def recurrent_gradient(self, run: TypeRun, value: Value) -> Any:
         name: Any = run.code.input_name.get(value.name)
         return name[1] if name is not None and name[0] == "ct" and name[1] in run.code.role.recurrent_out else None
 
@@ -69,7 +69,7 @@ class BackSweep:
         code, binding = codes["back"], Binding(prefix)
         piece, stores = without_norms(cut.pieces["back"], code.stores)
         for value in code.takes:
-            name = self._recurrent_gradient(run, value)
+            name = self.recurrent_gradient(run, value)
             at = run.recurrent(value)
             if name is not None:
                 outside, inner = self.gradients[run.type, value.name]
@@ -88,9 +88,8 @@ class BackSweep:
     def _make_places(self, run: TypeRun) -> None:
         cut, codes = self.backward.cut[run.type]
         for value in codes["back"].takes:
-            if self._recurrent_gradient(run, value) is not None and value in cut.pieces["sums"].takes:
+            if self.recurrent_gradient(run, value) is not None and value in cut.pieces["sums"].takes:
                 run.store[value.name] = run.empty(value)
         for value in codes["back"].stores:
             if value.name not in run.store:
                 run.store[value.name] = run.empty(value)
-

@@ -8,25 +8,29 @@ from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
 from weft.run.gpu.norms import without_norms
-from weft.run.gpu.sweep import Part, sweeps
+from weft.run.gpu.sweep import Part, Walk, walk
 from weft.run.typerun import TypeRun
 
 
 def sweep_forward(number: int, group: Group, runs: dict[int, TypeRun]) -> bool:
     """Run all steps of a group; or do nothing, where a kernel cannot."""
-    members = [runs[type] for type in group.types if "during" in runs[type].code.codes]
-    if len(members) < len(group.types):
-        return False
-    key = ("forward", tuple(_key(run) for run in members))
-    parts = lambda: [_part(run, f"t{i}_") for i, run in enumerate(members)]  # noqa: E731
-    found = sweeps(number, members, key, parts, False)
+    found = prepared(number, group, runs)
     if found is None:
         return False
+    members = [runs[type] for type in group.types]
     for run in members:
         _make_places(run)
-    for sweep, begin, end in found:
-        sweep.launch(number, members, begin, end)
+    found.run(number, members)
     return True
+
+
+def prepared(number: int, group: Group, runs: dict[int, TypeRun]) -> Walk | None:
+    """The kernels for all steps of a group; None where there are none."""
+    members = [runs[type] for type in group.types if "during" in runs[type].code.codes]
+    if len(members) < len(group.types):
+        return None
+    key = ("forward", tuple(_key(run) for run in members))
+    return walk(number, members, key, lambda: [_part(run, f"t{i}_") for i, run in enumerate(members)], False)
 
 
 def _key(run: TypeRun) -> Any:
@@ -49,7 +53,7 @@ def _part(run: TypeRun, prefix: str) -> Part:
             binding.plain(run, value, piece)
             continue
         binding.gathered(run, value, at)
-        if at.read.kind == "sum" and _kept(run, value):
+        if kept_sum(run, value):
             binding.own(value)
     for value, stored in zip(code.stores, stores, strict=True):
         names = exchanged(run, value)
@@ -60,7 +64,11 @@ def _part(run: TypeRun, prefix: str) -> Part:
     return Part(run, piece, stores, binding)
 
 
-def _kept(run: TypeRun, value: Value) -> bool:
+def kept_sum(run: TypeRun, value: Value) -> bool:
+    """Whether a value is a sum over children that others need after the sweep."""
+    at = run.recurrent(value)
+    if at is None or at.read.kind != "sum":
+        return False
     return any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
 
 
@@ -68,8 +76,7 @@ def _make_places(run: TypeRun) -> None:
     """Memory for what the sweep writes, and where others find it."""
     code = run.code.codes["during"]
     for value in code.takes:
-        at = run.recurrent(value)
-        if at is not None and at.read.kind == "sum" and _kept(run, value):
+        if kept_sum(run, value):
             run.store[value.name] = run.empty(value)
     for value in code.stores:
         names = exchanged(run, value)

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 def has_triton() -> bool:
@@ -47,6 +46,8 @@ class Kernel:
         if cooperative and not interpreted():
             self.options["launch_cooperative_grid"] = True
         self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.fixed: dict[Any, tuple[Any, ...]] = {}
+        """What every launch of a compiled kernel is given first."""
 
     def launch(self, programs: int, device: torch.device, arguments: Sequence[Any], constants: tuple[Any, ...] = ()) -> None:
         """Run on `programs` programs. Numbers among the arguments must not be compile-time constants in disguise."""
@@ -55,21 +56,30 @@ class Kernel:
         if interpreted():
             self.function[(programs,)](*arguments, *constants)
             return
+        kinds = [None if type(argument) is int else argument.dtype for argument in arguments]
         pointers = [argument if type(argument) is int else argument.data_ptr() for argument in arguments]
-        aligned = not any(p & 15 for a, p in zip(arguments, pointers, strict=True) if type(a) is not int)
+        aligned = not any(p & 15 for p, kind in zip(pointers, kinds, strict=True) if kind is not None)
+        ready = self.ready(device, kinds, constants, aligned)
+        ready(programs, 1, 1, current_stream(device), *self.fixed[ready], *pointers, *constants)
+
+    def ready(
+        self, device: torch.device, kinds: Sequence[torch.dtype | None], constants: tuple[Any, ...], aligned: bool
+    ) -> Any:
+        """The compiled kernel's launcher, to be called with `fixed` and the addresses. `kinds`: what arguments point to."""
         key = (device.index, aligned, constants)
         compiled = self.compiled.get(key)
         if compiled is None:
             with torch.cuda.device(device):
-                compiled = self.compiled[key] = self._compile(arguments, constants, aligned)
-        fixed = (compiled.function, compiled.packed_metadata, None, None, None)
-        compiled.run(programs, 1, 1, current_stream(device), *fixed, *pointers, *constants)
+                made = self._compile(kinds, constants, aligned)
+            compiled = self.compiled[key] = made.run
+            self.fixed[compiled] = (made.function, made.packed_metadata, None, None, None)
+        return compiled
 
-    def _compile(self, arguments: Sequence[Any], constants: tuple[Any, ...], aligned: bool) -> Any:
+    def _compile(self, kinds: Sequence[torch.dtype | None], constants: tuple[Any, ...], aligned: bool) -> Any:
         """Compile without looking at the values of numbers, and at the alignment of pointers only as a whole."""
         from triton.runtime.jit import MockTensor
 
-        given = [MockTensor(a.dtype, list(a.shape)) if isinstance(a, Tensor) else a for a in arguments]
+        given = [1 if kind is None else MockTensor(kind, [1]) for kind in kinds]
         for one in given:
             if not aligned and isinstance(one, MockTensor):
                 one.data_ptr = lambda: 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,13 +15,14 @@ from torch import Tensor
 
 from weft.errors import FallbackWarning
 from weft.graph.tape import Value
+from weft.plan.plan import Plan
 from weft.run.code import CellCode
 from weft.run.gpu.bind import Binding
 from weft.run.gpu.job import Tile
 from weft.run.gpu.launch import Kernel, current_stream, interpreted
 from weft.run.gpu.stages import Stages
 from weft.run.gpu.sweeptext import Member, sweep_text
-from weft.run.gpu.table import FIXED, columns, step_table, stretches
+from weft.run.gpu.table import FIXED, WIDTHS, Stretch, columns, step_table, stretches
 from weft.run.gpu.units import NotExpressible
 from weft.run.split import Piece
 from weft.run.typerun import TypeRun
@@ -37,76 +40,100 @@ class Part:
 
 @dataclass(eq=False)
 class Sweep:
-    """A compiled sweep. Its bindings say where the tensors of a call are, type by type."""
+    """A compiled sweep for steps of one width. Its bindings say where the tensors of a call are, type by type."""
 
     kernel: Kernel
     bindings: list[Binding]
     scratch: list[list[tuple[Value, str]]]
     columns: int
-    backward: bool
     keep: object
     """What the key of this sweep names by its address."""
 
-    def launch(self, number: int, runs: Sequence[TypeRun], begin: int, end: int) -> None:
-        """Run some steps of a group."""
-        indices = runs[0].indices
-        device = indices.device
-        arguments: list[Any] = [indices.tensor(step_table(indices.plan, number)), begin, end, _counter(device)]
-        for run, binding, scratch in zip(runs, self.bindings, self.scratch, strict=True):
+
+@dataclass(eq=False)
+class Walk:
+    """The sweeps that together walk all steps of a group, by width of the steps."""
+
+    sweeps: dict[str, Sweep]
+    backward: bool
+    kinds: list[torch.dtype | None] = field(default_factory=list)
+    """What the arguments point to; None for numbers."""
+    _ready: dict[tuple[str, bool, torch.device], tuple[Any, ...]] = field(default_factory=dict)
+
+    def run(self, number: int, runs: Sequence[TypeRun]) -> None:
+        """Run all steps of a group."""
+        indices, some = runs[0].indices, self.sweeps["narrow"]
+        arguments: list[Any] = [indices.tensor(step_table(indices.plan, number))]
+        for run, binding, scratch in zip(runs, some.bindings, some.scratch, strict=True):
             arguments += [source.find(run) for source in binding.parameters.values()]
             arguments += [_scratch(run, value) for value, _ in scratch]
-        programs = _programs(device, self.columns)
-        self.kernel.launch(programs, device, arguments, (programs,))
+        self.kinds = [None if type(argument) is int else argument.dtype for argument in arguments]
+        if not interpreted():
+            arguments = [argument if type(argument) is int else argument.data_ptr() for argument in arguments]
+        pairs = zip(arguments, self.kinds, strict=True)
+        low = 0 if interpreted() else reduce(or_, [at for at, kind in pairs if kind is not None])
+        turns = stretches(indices.plan, number, self.backward)
+        self.start(turns, indices.device, current_stream(indices.device), low, *arguments)
 
+    def start(self, turns: Sequence[Stretch], device: torch.device, stream: int, low: int, table: Any, *arguments: Any) -> None:
+        """Launch. Arguments are addresses, `low` all of these together; under the interpreter they are tensors."""
+        counter = _counter(device, stream)
+        for begin, end, width in turns:
+            if not isinstance(table, int):
+                self.sweeps[width].kernel.function[(1,)](table, begin, end, counter, *arguments, 1)
+                continue
+            ready, programs, fixed = self._ready.get((width, low & 15 == 0, device)) or self._make_ready(width, low, device)
+            at = counter.data_ptr()
+            ready(programs, 1, 1, stream, *fixed, table, begin, end, at, *arguments, programs)
 
-def sweeps(
-    number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[], list[Part]], backward: bool
-) -> list[tuple[Sweep, int, int]] | None:
-    """The launches that walk all steps of a group, each with its range of steps, in order; None where no kernel can."""
-    found: list[tuple[Sweep, int, int]] = []
-    for begin, end, width in stretches(runs[0].indices.plan, number):
-        sweep = built(number, runs, key, parts, backward, width)
-        if not isinstance(sweep, Sweep):
-            return None
-        found.append((sweep, begin, end))
-    return found[::-1] if backward else found
+    def _make_ready(self, width: str, low: int, device: torch.device) -> tuple[Any, ...]:
+        sweep, aligned = self.sweeps[width], low & 15 == 0
+        programs = _programs(device, sweep.columns)
+        kinds = [self.kinds[0], None, None, torch.int32, *self.kinds[1:]]
+        ready = sweep.kernel.ready(device, kinds, (programs,), aligned)
+        self._ready[width, aligned, device] = found = ready, programs, sweep.kernel.fixed[ready]
+        return found
 
 
 def by_one_kernel(run: TypeRun) -> bool:
     """Whether the steps of a type are to run as one kernel: not in float64, and not where they are so wide that the library's
     products are faster, launches and all."""
-    if run.code.role.backend != "triton" or run.rows >= WIDEST * max(len(run.cuts), 1):
+    return run.code.role.backend == "triton" and few_rows(run.code, run.indices.plan, run.type)
+
+
+def few_rows(code: CellCode, plan: Plan, type: int) -> bool:
+    """Whether kernels suit a type of a plan."""
+    if len(plan.rows[type]) >= WIDEST * max(len(plan.type_steps(type)[0]), 1):
         return False
-    return interpreted() or not _has_doubles(run.code)
+    return interpreted() or not _has_doubles(code)
 
 
 def _has_doubles(code: CellCode) -> bool:
     return any(value.dtype is torch.float64 for value in code.tape.inputs.values())
 
 
-_built: WeakKeyDictionary[CellCode, dict[Hashable, Sweep | NotExpressible]] = WeakKeyDictionary()
+_built: WeakKeyDictionary[CellCode, dict[Hashable, Walk | NotExpressible]] = WeakKeyDictionary()
 
 
 WIDEST = 1000
 """Rows of a step, on average, from which on a launch for every product is faster (measured on an H200)."""
 
 
-def built(
-    number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[], list[Part]], backward: bool, width: str
-) -> Sweep | NotExpressible:
-    """The sweep of a group for a key and for steps of a width, made when it is first needed; or why there is none."""
+def walk(number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[], list[Part]], backward: bool) -> Walk | None:
+    """The sweeps of a group for a key, made when they are first needed; None where no kernel can."""
     code = runs[0].code
     kept = _built.setdefault(code, {})
     where = columns(runs[0].indices.plan, number)
-    key = (key, tuple(where), width, torch.get_float32_matmul_precision())
+    key = (key, tuple(where), torch.get_float32_matmul_precision())
     if key not in kept:
         try:
-            kept[key] = _build(parts(), where, width, backward)
+            kept[key] = Walk({width: _build(parts(), where, width, backward) for width in WIDTHS}, backward)
         except NotExpressible as why:
             kept[key] = why
             text = f"{why.cell or code.name}: backend 'triton' runs its steps one by one, for no kernel can express {why}"
             warnings.warn(text, FallbackWarning, stacklevel=2)
-    return kept[key]
+    found = kept[key]
+    return found if isinstance(found, Walk) else None
 
 
 def _build(parts: list[Part], where: dict[tuple[int, int], int], width: str, backward: bool) -> Sweep:
@@ -127,7 +154,7 @@ def _build(parts: list[Part], where: dict[tuple[int, int], int], width: str, bac
         scratch.append(stages.scratch)
     text = sweep_text(members, parameters, numbers, backward, FIXED + 2 * len(where))
     kernel = Kernel(text, "sweep", cooperative=True)
-    return Sweep(kernel, [part.binding for part in parts], scratch, widest, backward, [part.piece for part in parts])
+    return Sweep(kernel, [part.binding for part in parts], scratch, widest, [part.piece for part in parts])
 
 
 def _member(part: Part, shifts: dict[str, int], width: str) -> tuple[Member, Stages]:
@@ -161,12 +188,12 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 _processors: dict[torch.device, int] = {}
 
 
-def _counter(device: torch.device) -> Tensor:
+def _counter(device: torch.device, stream: int) -> Tensor:
     """The barrier's count, zero between launches; one for each stream, for sweeps of two streams may run at once."""
-    stream = current_stream(device)
-    if (device, stream) not in _counters:
-        _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
-    return _counters[device, stream]
+    found = _counters.get((device, stream))
+    if found is None:
+        found = _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
+    return found
 
 
 def _programs(device: torch.device, columns: int) -> int:

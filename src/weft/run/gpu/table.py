@@ -20,6 +20,7 @@ FIXED = 5
 NARROW, WIDE = 64, 400
 """Rows of a step below and from which on other tiles are faster (measured on an H200)."""
 MOST_STRETCHES = 6
+WIDTHS = ("narrow", "middling", "wide")
 
 Stretch = tuple[int, int, str]
 """Consecutive steps, from the first to before the last, that are "narrow", "middling" or "wide"."""
@@ -59,7 +60,7 @@ def _make(plan: Plan, number: int) -> Ints:
     return table.reshape(-1)
 
 
-def stretches(plan: Plan, number: int) -> list[Stretch]:
+def stretches(plan: Plan, number: int, backward: bool = False) -> list[Stretch]:
     """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch."""
     key = ("stretches", number)
     if key not in plan._derived:
@@ -69,10 +70,10 @@ def stretches(plan: Plan, number: int) -> list[Stretch]:
         ends = [*(np.flatnonzero(np.diff(width)) + 1).tolist(), group.steps]
         if len(ends) > MOST_STRETCHES:
             width, ends = _widths(np.full(group.steps, sizes.mean())), [group.steps]
-        names = ("narrow", "middling", "wide")
         begins = [0, *ends[:-1]]
-        plan._derived[key] = [(begin, end, names[width[begin]]) for begin, end in zip(begins, ends, strict=True)]
-    return cast(list[Stretch], plan._derived[key])
+        plan._derived[key] = [(begin, end, WIDTHS[width[begin]]) for begin, end in zip(begins, ends, strict=True)]
+    found = cast(list[Stretch], plan._derived[key])
+    return found[::-1] if backward else found
 
 
 def _widths(sizes: np.ndarray) -> np.ndarray:

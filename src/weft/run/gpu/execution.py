@@ -1,0 +1,96 @@
+"""One call on a GPU: by the recipe that an earlier call of its kind left, or the general way, which leaves one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.run.backward import Backward
+from weft.run.batched import Execution
+from weft.run.gpu.launch import current_stream
+from weft.run.gpu.recipe import NoRecipe, Recipe
+from weft.run.gpu.recipeback import BackText
+from weft.run.gpu.recipeforward import ForwardText
+
+MOST_RECIPES = 8
+"""For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
+
+
+class GpuExecution(Execution):
+    """One forward pass and, perhaps, its backward passes."""
+
+    recipe: Recipe | None = None
+    """By which this call ran."""
+    written: Recipe | None = None
+    """Which this call wrote."""
+    kept: tuple[Tensor, ...] = ()
+    given_tensors: Sequence[Tensor] = ()
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
+        device, self.recipe = self.call.device, self._suiting(known)
+        if self.recipe is not None:
+            facts, stream = self.recipe.facts(self.indices), current_stream(device)
+            outputs, self.kept = self.recipe.run(facts, tensors, self.records, device, stream)
+            return list(outputs)
+        outputs = super().forward(tensors)
+        if len(known) < MOST_RECIPES:
+            try:
+                self.written = ForwardText(self).recipe()
+            except NoRecipe:
+                self.written = None
+            known.append(self.written)
+        return outputs
+
+    def pack(self) -> list[Tensor]:
+        if self.recipe is None:
+            return super().pack()
+        kept, self.kept = list(self.kept), ()
+        self.saved, self.saved_arenas = self.recipe.about
+        return kept
+
+    def backward(
+        self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
+        if found is None:
+            return super().backward(tensors, saved, grads)
+        device = self.call.device
+        facts, stream = found.facts(self.indices), current_stream(device)
+        results: list[Tensor | None] = found.run(facts, tensors, saved, grads, self.records, device, stream)
+        return results
+
+    def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        recipe = self.recipe or self.written
+        known = [] if recipe is None else self._known_back(recipe, grads)
+        if recipe is None or len(known) >= MOST_RECIPES:
+            return
+        self.given_tensors = tensors
+        try:
+            known.append(BackText(self, sweep, recipe.about, grads).recipe())
+        except NoRecipe:
+            known.append(None)
+        finally:
+            self.given_tensors = ()
+
+    def input_numbers(self) -> dict[Any, int]:
+        """Which of the call's tensors each fed or captured input of a type is."""
+        found: dict[Any, int] = {}
+        for t in self.types:
+            for name in self.call.cells[t].trace.tape.inputs:
+                at = self._input(t, name) if name[0] in ("capture", "feed") else None
+                if at is not None:
+                    found[t, name] = at
+        return found
+
+    def _known(self, *key: Any) -> list[Recipe | None]:
+        return self.codes.recipes.setdefault((*key, torch.get_float32_matmul_precision()), [])
+
+    def _known_back(self, recipe: Recipe, grads: Sequence[Tensor | None]) -> list[Recipe | None]:
+        return self._known("backward", id(recipe), tuple([grad is None for grad in grads]))
+
+    def _suiting(self, known: Sequence[Recipe | None]) -> Recipe | None:
+        return next((one for one in known if one is not None and one.suits(self.indices)), None)

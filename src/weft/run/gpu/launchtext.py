@@ -1,0 +1,49 @@
+"""The launches of a group's sweep as lines of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.graph.tape import Value
+from weft.run.gpu.bind import Source
+from weft.run.gpu.launch import interpreted
+from weft.run.gpu.recipe import Writer
+from weft.run.gpu.recipetypes import TypeText
+from weft.run.gpu.sweep import Walk
+from weft.run.gpu.table import step_table, stretches
+from weft.run.indices import Indices
+
+Argument = Callable[[TypeText, Source], str]
+
+
+def say_launches(writer: Writer, number: int, walk: Walk, members: Sequence[TypeText], argument: Argument) -> None:
+    """Walk all steps of a group. `argument` gives the variable of each parameter."""
+    some, backward = walk.sweeps["narrow"], walk.backward
+    arguments = [writer.fact(("table", number), lambda indices: indices.tensor(step_table(indices.plan, number)))]
+    for text, binding, scratch in zip(members, some.bindings, some.scratch, strict=True):
+        arguments += [argument(text, source) for source in binding.parameters.values()]
+        arguments += [_scratch(writer, text, value) for value, _ in scratch]
+    turns = writer.fact(("turns", number, backward), lambda indices: stretches(indices.plan, number, backward))
+    low = "0"
+    if not interpreted():
+        pairs = list(zip(arguments, walk.kinds, strict=True))
+        arguments = [one if kind is None else writer.let(f"{one}.data_ptr()") for one, kind in pairs]
+        low = " | ".join(one for one, kind in zip(arguments, walk.kinds, strict=True) if kind is not None)
+        held = ", ".join(dict.fromkeys(one for one, kind in pairs if kind is not None and one.startswith("x")))
+    start = writer.bind(walk.start, "walk")
+    writer.say(f"{start}({turns}, device, stream, {low}, {', '.join(arguments)})")
+    if not interpreted():
+        writer.say(f"({held},)")  # until here the memory behind the addresses must live
+
+
+def _scratch(writer: Writer, text: TypeText, value: Value) -> str:
+    """Memory for the widest step."""
+    assert value.rows is not None
+    type, port = text.type, text.bag if value.rows.kind == "e" else None
+
+    def rows(indices: Indices) -> int:
+        cuts = indices.step_cuts(type) if port is None else indices.edge_cuts(indices.plan.reads[text.reads[port]])
+        return max(cuts.sizes, default=0)
+
+    widest = writer.fact(("widest", type, port), rows)
+    return writer.empty([widest, *[size for size in value.shape or () if isinstance(size, int)]], value.dtype)

@@ -1,0 +1,124 @@
+"""Recipes: what one call did, written down as straight Python, so that the next call of the same kind does only that.
+
+Finding out what to run (which pieces, which arenas, who reads whom) takes longer on the host than running it takes on a GPU. It
+depends on the kind of plan, hardly on the plan: so the first call of a kind goes the general way, and what it did becomes
+the source of one function. What differs from plan to plan, numbers of rows and index arrays, are its *facts*; what must not
+differ are *questions* with the answer that the recipe was written for. A call whose plan answers otherwise gets another recipe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from weft.run.indices import Indices
+
+T = TypeVar("T")
+
+Fact = Callable[[Indices], Any]
+
+
+class NoRecipe(Exception):
+    """This call goes the general way; the text says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """`run(facts, ...)` does what the recipe says."""
+
+    run: Callable[..., Any]
+    questions: tuple[tuple[Fact, Any], ...]
+    makers: tuple[Fact, ...]
+    source: str
+    about: Any = None
+    """What the writer of another recipe must know of this one."""
+
+    def suits(self, indices: Indices) -> bool:
+        """Whether a plan is of the kind that this was written for."""
+        return all(question(indices) == answer for question, answer in self.questions)
+
+    def facts(self, indices: Indices) -> tuple[Any, ...]:
+        """What the recipe needs to know of a plan."""
+        return tuple([make(indices) for make in self.makers])
+
+
+@dataclass(eq=False)
+class Writer:
+    """Collects the lines of a recipe."""
+
+    indices: Indices
+    lines: list[str] = field(default_factory=list)
+    space: dict[str, Any] = field(default_factory=dict)
+    _facts: dict[Hashable, tuple[str, Fact]] = field(default_factory=dict)
+    _asked: dict[Hashable, tuple[Fact, Any]] = field(default_factory=dict)
+    _count: int = 0
+
+    def ask(self, key: Hashable, question: Callable[[Indices], T]) -> T:
+        """What is so in this plan, and must be so in every plan that the recipe runs."""
+        if key not in self._asked:
+            self._asked[key] = question, question(self.indices)
+        answer: T = self._asked[key][1]
+        return answer
+
+    def fact(self, key: Hashable, make: Fact) -> str:
+        """The variable that holds something of the plan."""
+        if key not in self._facts:
+            self._facts[key] = f"f{len(self._facts)}", make
+        return self._facts[key][0]
+
+    def fresh(self) -> str:
+        self._count += 1
+        return f"x{self._count}"
+
+    def let(self, expression: str) -> str:
+        """A new variable."""
+        name = self.fresh()
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def bind(self, item: Any, start: str = "c") -> str:
+        """The name of an object that the recipe uses as it is."""
+        for name, known in self.space.items():
+            if known is item:
+                return name
+        name = f"{start}{len(self.space)}"
+        self.space[name] = item
+        return name
+
+    def empty(self, sizes: Sequence[str | int], dtype: torch.dtype | None) -> str:
+        """Fresh memory on the call's device."""
+        return self.let(f"empty(({', '.join(map(str, sizes))},), dtype={dtype}, device=device)")
+
+    def recipe(self, parameters: str, results: str, about: Any = None) -> Recipe:
+        """The finished recipe; variables are let go after their last use."""
+        facts = list(self._facts.values())
+        body = [f"({', '.join(name for name, _ in facts)},) = facts"] * bool(facts)
+        body += _letting_go(self.lines, results)
+        text = (
+            "\n".join([f"def recipe(facts, {parameters}):", *(f"    {line}" for line in body), f"    return {results}"]) + "\n"
+        )
+        space = {"torch": torch, "empty": torch.empty, **self.space}
+        exec(compile(text, "weft_recipe.py", "exec"), space)
+        return Recipe(space["recipe"], tuple(self._asked.values()), tuple(make for _, make in facts), text, about)
+
+
+_NAME = re.compile(r"\bx\d+\b")
+
+
+def _letting_go(lines: Sequence[str], results: str) -> list[str]:
+    """The lines, each followed by a `del` of the variables that are not used any more."""
+    kept, found = set(_NAME.findall(results)), list[str]()
+    for line in reversed(lines):
+        last = [name for name in dict.fromkeys(_NAME.findall(line)) if name not in kept]
+        kept.update(last)
+        if last and not line.startswith(" "):
+            found.append(f"del {', '.join(last)}")
+        found.append(line)
+    return found[::-1]

@@ -1,0 +1,144 @@
+"""Recipes: a call does what the first call of its kind did, whatever the batch, and gives the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+import weft.nn
+from weft.run.gpu.execution import GpuExecution
+from weft.run.gpu.launch import has_triton, interpreted
+
+pytestmark = [
+    pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
+    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),  # of rows that do not exist
+    pytest.mark.skipif(not interpreted(), reason="Triton compiles for a GPU here; tests/gpu checks that"),
+]
+
+
+@pytest.fixture
+def by_recipe(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For every forward pass, whether it went by a recipe."""
+    seen: list[bool] = []
+    right = GpuExecution.forward
+
+    def forward(self: GpuExecution, tensors: Any) -> list[Tensor]:
+        found = right(self, tensors)
+        seen.append(self.recipe is not None)
+        return found
+
+    monkeypatch.setattr(GpuExecution, "forward", forward)
+    return seen
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN: what is not written is noticed."""
+    right = torch.empty
+
+    def empty(*args: Any, **kwargs: Any) -> Tensor:
+        made = right(*args, **kwargs)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", empty)
+
+
+def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
+    """Outputs and all gradients, by name."""
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    out = model(graph, x, backend=backend)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+    found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def tree(leaves: int) -> weft.Graph:
+    """Leaves joined from left to right; one leaf is a tree of its own."""
+    children: list[list[int]] = [[] for _ in range(leaves)]
+    top = 0
+    for leaf in range(1, leaves):
+        children.append([top, leaf])
+        top = len(children) - 1
+    return weft.Graph(children, types=[int(bool(each)) for each in children])
+
+
+MODELS = {
+    "n-ary": lambda: weft.nn.NaryTreeLSTM(3, 4, classes=2),
+    "child-sum": lambda: weft.nn.ChildSumTreeLSTM(3, 4),
+    "gru": lambda: weft.nn.TreeGRU(3, 4),
+}
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", MODELS)
+def test_other_batches_go_by_the_same_recipe(kind: str, by_recipe: list[bool]) -> None:
+    torch.manual_seed(0)
+    model = MODELS[kind]().double()
+    for leaves in ((2, 3), (5, 2, 4), (3,), (7, 7, 2)):
+        graph = weft.Graph.batch([tree(n) for n in leaves])
+        x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
+        found, expected = results(model, graph, x, "triton"), results(model, graph, x, "eager")
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12 * max(1.0, float(tensor.abs().max()))), name
+    assert by_recipe[0] is False
+    assert by_recipe[-1] is True
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_a_plan_that_answers_otherwise_gets_another_recipe(by_recipe: list[bool]) -> None:
+    """Trees of one leaf give nothing back to it: their gradient goes another way."""
+    torch.manual_seed(0)
+    model = MODELS["n-ary"]().double()
+    for leaves in ((2, 3), (2, 3), (1, 4), (1, 4), (3, 1, 1, 2), (2, 2)):
+        graph = weft.Graph.batch([tree(n) for n in leaves])
+        x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
+        found, expected = results(model, graph, x, "triton"), results(model, graph, x, "eager")
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12), name
+
+
+def test_equal_calls_give_equal_bits_with_and_without_a_recipe(by_recipe: list[bool]) -> None:
+    torch.manual_seed(0)
+    model = MODELS["n-ary"]()
+    graph = weft.Graph.batch([tree(n) for n in (4, 6, 1)])
+    x = torch.randn(graph.num_vertices, 3)
+    first, second = results(model, graph, x, "triton"), results(model, graph, x, "triton")
+    assert by_recipe == [False, True]
+    for name, tensor in first.items():
+        assert torch.equal(second[name], tensor), name
+
+
+def test_a_graph_that_is_kept_can_be_differentiated_twice(by_recipe: list[bool]) -> None:
+    torch.manual_seed(0)
+    model = MODELS["n-ary"]().double()
+    graph = weft.Graph.batch([tree(n) for n in (4, 6)])
+    x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
+    results(model, graph, x, "triton")
+    model.zero_grad()
+    out = model(graph, x.clone().requires_grad_(), backend="triton")
+    out.sum().backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    out.sum().backward()
+    again = [p.grad for p in model.parameters() if p.grad is not None]
+    assert by_recipe == [False, True]
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+def test_inference_goes_by_a_recipe_of_its_own(by_recipe: list[bool]) -> None:
+    torch.manual_seed(0)
+    model = MODELS["gru"]()
+    graph = weft.Graph.batch([tree(n) for n in (4, 6)])
+    x = torch.randn(graph.num_vertices, 3)
+    expected = model(graph, x, backend="eager")
+    with torch.no_grad():
+        found = [model(graph, x, backend="triton") for _ in range(2)]
+    assert by_recipe == [False, True]
+    assert torch.allclose(found[0], expected, atol=1e-5)
+    assert torch.equal(found[0], found[1])
