@@ -52,21 +52,23 @@ CALLS: dict[str, str] = {
         F.scaled_dot_product_attention(m, m, m); F.cross_entropy(v, i); F.mse_loss(v, data)
         F.dropout(v, 0.5, training=False); F.one_hot(i, 5); F.pad(v, (1, 1)); F.normalize(v, dim=0); v.detach()
         v.clone(); v.float(); v.to(torch.float64); v.type_as(data); v.new_zeros(3); torch.zeros_like(v)
-        v.contiguous(); iadd(v); setitem(v); v.clone().fill_(0.0); v.shape; v.dtype; v.device; len(m); v.dim()
-        v.numel(); v.size(0); v.is_floating_point(); v.requires_grad; weft.is_tensor(v); repr(v)""".replace("\n", ";").split(
-            ";"
-        ),
+        v.contiguous(); iadd(v); setitem(v); v[0].add_(1);
+        v.clone().fill_(0.0); v.shape; v.dtype; v.device; len(m); v.dim()
+        v.numel(); v.size(0); v.is_floating_point(); v.requires_grad; weft.is_tensor(v); repr(v)
+        torch.distributions.Normal(v, 1.0).log_prob(data); torch.distributions.Categorical(logits=v).log_prob(i)
+        torch.distributions.Bernoulli(logits=v).entropy(); torch.distributions.Normal(data, 1.0).log_prob(v)""".replace(
+            "\n", ";"
+        ).split(";"),
         RECORDS,
     ),
     **dict.fromkeys(
         """bool(s > 0); float(s.detach()); int(s); s.item(); v.tolist(); 1 if s > 0 else 2; [10, 20, 30][i]
         f"{s.item():.2f}"; v.detach().numpy(); v[v > 0]; torch.nonzero(v); torch.equal(v, v); torch.allclose(v, v)
-        3 in v; weft.value(v); range(i); torch.masked_select(v, v > 0); torch.unique(v)
-        torch.distributions.Normal(v, 1.0).log_prob(data)""".replace("\n", ";").split(";"),
+        3 in v; weft.value(v); range(i); torch.masked_select(v, v > 0); torch.unique(v)""".replace("\n", ";").split(";"),
         NEEDS,
     ),
     **dict.fromkeys(
-        """v.backward(); v.register_hook(print); v.requires_grad_(); v.data_ptr(); v[0].add_(1); data.add_(v)
+        """v.backward(); v.register_hook(print); v.requires_grad_(); v.data_ptr(); data.add_(v)
         write(data, s); torch.add(v, v, out=data); Twice.apply(v); torch.vmap(torch.sin)(v)
         torch.func.grad(torch.sin)(s); einops_like(v); v.apply_(abs); compiled(v); copy.copy(v); copy.deepcopy(v)""".replace(
             "\n", ";"
@@ -96,7 +98,7 @@ class Layers(nn.Module):
         v = x * self.w
         m = torch.stack([v, v * 2, v + 1]).clone()
         i = (v.sum() * 0).long() + number
-        data = x.detach().clone()
+        data = torch.tensor([0.25, -2.0, 1.5, 0.5], dtype=torch.float64)
         space = {
             **globals(),
             **self._modules,

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import StructureError, TypeMismatch
+from weft.lazy.arguments import Argument, split
 from weft.lazy.cached import CachedBatch, clear
 from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
-from weft.lazy.value import Value
+from weft.lazy.views import Views
 from weft.run.calls import Group
 from weft.run.options import Options
 
@@ -74,8 +75,9 @@ class Batched:
         """Forget the recordings that `cache=` has kept."""
         clear(self.state)
 
-    def _nested(self, tape: Tape, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any]) -> Any:
+    def _nested(self, tape: Tape, count: int, items: Sequence[Argument], kwargs: dict[str, Any]) -> Any:
         """Inside another recording: the examples are recorded there, and batched with everything else."""
+        items = [item.on(tape) for item in items]
         found = [self.fn(*(item(i) for item in items), **kwargs) for i in range(count)]
         return found if not self.stack else _stacked_values(found)
 
@@ -104,9 +106,7 @@ def _stacked_values(found: list[Any]) -> Any:
 class Recorder:
     """One call of a batched function: record, run, put the results together."""
 
-    def __init__(
-        self, batched: Batched, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any], device: str
-    ) -> None:
+    def __init__(self, batched: Batched, count: int, items: Sequence[Argument], kwargs: dict[str, Any], device: str) -> None:
         self.batched, self.count, self.items, self.kwargs, self.device = batched, count, items, kwargs, device
         self.state = batched.state
 
@@ -125,7 +125,7 @@ class Recorder:
         return fibers, list(fibers.results)
 
     def _start(self, tape: Tape) -> Callable[[int], Any]:
-        fn, items, kwargs = self.batched.fn, self.items, self.kwargs
+        fn, items, kwargs = self.batched.fn, [item.on(tape) for item in self.items], self.kwargs
         if self.batched.granularity == "function":
             from weft.lazy.cells import _marked
 
@@ -157,6 +157,7 @@ def close(tape: Tape) -> None:
     tape.ended = tape.ended or "done"
     tape.fast, tape.quick, tape.driver = {}, {}, None
     tape.results, tape.imports, tape.past, tape.fed, tape.values = {}, {}, [], [], None
+    tape.handed, tape.stacks, tape.views = {}, [], Views()
     tape.type, tape.arguments = [], []
     tape.data.clear()
 
@@ -189,59 +190,7 @@ def _remember_empty(state: State, stack: bool, result: Any) -> None:
     state.kept["empty", stack] = lambda: build(structure, iter(made))
 
 
-def split(args: Sequence[Any], in_dims: Any) -> tuple[int, list[Callable[[int], Any]]]:
-    """How many examples there are, and for each argument how to get that of one example."""
-    if not args:
-        raise TypeMismatch("a batched function needs at least one positional argument: a list, a tuple or a tensor of examples")
-    dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args) if in_dims is not None else ("auto",) * len(args)
-    if len(dims) != len(args):
-        raise TypeMismatch(f"in_dims has {len(dims)} entries for {len(args)} arguments")
-    sizes: list[tuple[int, int]] = []
-    items: list[Callable[[int], Any]] = []
-    for number, (given, dim) in enumerate(zip(args, dims, strict=True)):
-        rows = _rows(given, dim, number)
-        items.append(_Shared(given) if rows is None else rows.__getitem__)
-        if rows is not None:
-            sizes.append((number, len(rows)))
-    if not sizes:
-        raise TypeMismatch("no argument holds examples: pass a list, a tuple or a tensor of them")
-    for number, size in sizes:
-        if size != sizes[0][1]:
-            raise StructureError(f"argument {sizes[0][0]} holds {sizes[0][1]} examples, argument {number} holds {size}")
-    return sizes[0][1], items
-
-
-class _Shared:
-    """An argument that all examples share."""
-
-    def __init__(self, given: Any) -> None:
-        self.given = given
-
-    def __call__(self, example: int) -> Any:
-        return self.given
-
-
-def _rows(given: Any, dim: Any, number: int) -> Any:
-    """The examples of one argument, or None if it is shared by all."""
-    if dim is None:
-        return None
-    at = 0 if dim == "auto" else dim
-    if isinstance(given, Tensor):
-        if not given.ndim:
-            if dim == "auto":
-                return None
-            raise TypeMismatch(f"argument {number}: in_dims asks for dimension {at} of a tensor that has none")
-        return given.unbind(at)
-    if isinstance(given, Value):
-        return list(given) if at == 0 else list(given.movedim(at, 0))
-    if isinstance(given, list | tuple):
-        return given
-    if dim != "auto":
-        raise TypeMismatch(f"argument {number}: in_dims asks for examples, got {type(given).__name__}")
-    return None
-
-
-def device_of(fn: Any, items: Sequence[Callable[[int], Any]], count: int) -> str:
+def device_of(fn: Any, items: Sequence[Argument], count: int) -> str:
     """Where the model is; without one, where the first example's tensors are."""
     holder = getattr(fn, "__self__", fn)
     if isinstance(holder, nn.Module):

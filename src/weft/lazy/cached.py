@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.errors import TraceError, TypeMismatch
 from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References
+from weft.lazy.arguments import Argument
 from weft.lazy.chains import Recorded
 from weft.lazy.coarsen import Coarse, rewritten
 from weft.lazy.fibers import Fibers
@@ -52,9 +53,7 @@ class Kept:
 class CachedBatch:
     """One call of a batched function whose examples' recordings are kept."""
 
-    def __init__(
-        self, batched: Batched, count: int, items: Sequence[Callable[[int], Any]], kwargs: dict[str, Any], device: str
-    ) -> None:
+    def __init__(self, batched: Batched, count: int, items: Sequence[Argument], kwargs: dict[str, Any], device: str) -> None:
         if kwargs:
             raise TypeMismatch(
                 "cache=: keyword arguments are not part of the key; pass them as positional arguments or in a closure"

@@ -20,7 +20,6 @@ from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, Value
 from weft.lazy.varying import with_fed_numbers
-from weft.lazy.views import check_current
 
 FEED, CAPTURED, BY_IDENTITY = "feed", "captured", "by identity"
 ATOMS = frozenset(
@@ -61,8 +60,6 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     walk(tape, args, key, refs, feeds)
     if kwargs:
         walk_keywords(tape, kwargs, key, refs, feeds)
-    if tape.watchful:
-        check_current(tape, refs)
     place = (id(frame.f_code), frame.f_lasti) if tape.sites else (0, 0)
     entry = tape.calls.get((*key, *place))
     if entry is None:
@@ -137,6 +134,8 @@ def walk(tape: Tape, nest: Any, key: list[Any], refs: list[int], feeds: list[Any
             if item._tape is not tape:
                 feed(tape, _elsewhere(item), key, feeds)
                 continue
+            if tape.watchful:
+                item = tape.views.current(tape, item)
             ref = item._ref
             key.append(item._kind)
             refs.append(ref if ref >= tape.floor else tape.imported(item))
@@ -166,7 +165,7 @@ def walk_keywords(tape: Tape, nest: dict[Any, Any], key: list[Any], refs: list[i
 def _walk_tensor(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: list[Any]) -> None:
     if isinstance(item, Constant):
         key += (FEED, item._kind)
-        feeds.append(item.number)
+        feeds.append(item._known)
     elif isinstance(item, Value):
         walk(tape, (item._plain(),), key, refs, feeds)
     else:

@@ -21,26 +21,28 @@ _LARGE = 1e38
 class Constant(Value):
     """`torch.tensor(3)` while recording: its number is known, so asking for it runs nothing."""
 
-    __slots__ = ("number",)
+    __slots__ = ()
+    _known: Any
+    """The number. A constant that is written into becomes a plain value, so it has no place of its own for it."""
 
     def __init__(self, tape: Tape, number: Any, kind: Kind) -> None:
         self._tape = tape
         self._ref = -1
         self._kind = kind
-        self.number = number
+        self._known = number
 
     def item(self) -> Any:
-        return self.number
+        return self._known
 
     def tolist(self) -> Any:
-        return self.number
+        return self._known
 
     def _plain(self) -> Any:
         with self._tape.pause():
-            return torch.tensor(self.number, dtype=self._kind.dtype, device=self._tape.device)
+            return torch.tensor(self._known, dtype=self._kind.dtype, device=self._tape.device)
 
     def __repr__(self) -> str:
-        return f"Value({self.number!r}, dtype={str(self._kind.dtype).removeprefix('torch.')})"
+        return f"Value({self._known!r}, dtype={str(self._kind.dtype).removeprefix('torch.')})"
 
 
 def constant(tape: Tape, number: Any, dtype: torch.dtype | None = None) -> Constant | None:

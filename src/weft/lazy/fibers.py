@@ -19,8 +19,8 @@ from torch.overrides import _pop_mode, _push_mode
 from weft.errors import TraceError, WeftError
 from weft.lazy.flush import Flush, alive, name_example
 from weft.lazy.mode import Recording
-from weft.lazy.modules import intercepted
 from weft.lazy.ops import Setting
+from weft.lazy.patches import intercepted
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
 from weft.run.options import Options

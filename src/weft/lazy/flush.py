@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -30,18 +31,31 @@ class Rows:
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
         self.kind = kind_of(rows.shape[1:], rows.dtype)
-        self._rows: tuple[Tensor, ...] | None = None
+        self._rows: list[Tensor | None] | None = None
         self._numbers: list[Any] | None = None
 
     def row(self, at: int) -> Tensor:
+        """One row as a tensor of its own: writing into it changes no other."""
         if self._rows is None:
-            self._rows = self.rows.unbind(0)
-        return self._rows[at]
+            self._rows = [None] * len(self.rows)
+            self._parts = self.rows.unbind(0)
+        found = self._rows[at]
+        if found is None:
+            found = self._rows[at] = self._parts[at].clone()
+        return found
 
-    def numbers(self) -> list[Any]:
+    def numbers(self, at: int) -> Any:
+        """The numbers of one row, as Python has them."""
+        if self.is_changed(at):
+            return self.row(at).tolist()
         if self._numbers is None:
             self._numbers = self.rows.detach().tolist()
-        return self._numbers
+        return self._numbers[at]
+
+    def is_changed(self, at: int) -> bool:
+        """Whether somebody has written into the tensor of that row."""
+        found = None if self._rows is None else self._rows[at]
+        return found is not None and not found.is_inference() and found._version != 0
 
 
 def _identity(tensor: Tensor) -> Tensor:
@@ -185,8 +199,8 @@ def advance(tape: Tape) -> None:
     tape.past.append(tape.segment())
     tape.floor = tape.next
     tape.type, tape.arguments, tape.further = [], [], []
-    tape.data.clear()
-    tape.imports, tape.fed, tape.bounds, tape.changed = {}, [], [], {}
+    tape.data = defaultdict(list)
+    tape.imports, tape.imported_refs, tape.fed, tape.bounds, tape.changed = {}, [], [], [], {}
     if tape.values is not None:
         tape.values.clear()
 
@@ -199,6 +213,7 @@ def alive(tape: Tape) -> References:
         first = np.repeat(np.cumsum([0, *outputs])[:-1], outputs)
         refs: References = tape.floor + (calls << OUTPUT_BITS) + np.arange(len(calls)) - first
         return refs
+    tape.settle_all()
     counts = list(map(sys.getrefcount, tape.values))
     held = [value._ref for value, count in zip(tape.values, counts, strict=True) if count > _UNHELD]
     return np.unique(np.array([ref for ref in held if ref >= tape.floor], np.int64))
@@ -211,12 +226,19 @@ _UNHELD = next(map(sys.getrefcount, [object()]))
 def _check_unchanged(tape: Tape) -> None:
     for tensor, version in tape.fed:
         if tensor._version != version:
-            raise TraceError(
-                f"a tensor of shape {list(tensor.shape)} was written into after a recorded operation had used it; use .clone() "
-                "before writing"
-            )
+            _refuse_change(tensor.shape)
+    for ref in tape.imports:
+        rows, row = tape.results[ref]
+        if rows.is_changed(row):
+            _refuse_change(rows.kind.shape)
     if tape.changed:
         _check_model_unchanged(tape)
+
+
+def _refuse_change(shape: Sequence[int]) -> NoReturn:
+    raise TraceError(
+        f"a tensor of shape {list(shape)} was written into after a recorded operation had used it; use .clone() before writing"
+    )
 
 
 def _check_model_unchanged(tape: Tape) -> None:

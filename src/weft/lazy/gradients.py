@@ -17,6 +17,7 @@ def requires_grad(tape: Tape, value: Value) -> bool:
     if value.__class__ is not Value:
         plain = value._plain()
         return False if isinstance(plain, Tensor) else requires_grad(tape, plain)
+    value = tape.settled(value)
     if not (value.dtype.is_floating_point or value.dtype.is_complex) or not tape.ambient_grad:
         return False
     if tape.ended is not None or value._ref < tape.floor:
@@ -27,7 +28,7 @@ def requires_grad(tape: Tape, value: Value) -> bool:
 
 def grad_flags(tape: Tape) -> list[bool]:
     """For every call since the last flush, whether what it gives requires gradients."""
-    floor, types, arguments, further, imports = tape.segment()
+    floor, types, arguments, further, imports, _ = tape.segment()
     handed = [tape.results[ref][0].rows.requires_grad for ref in imports]
     handed.reverse()  # a reference below zero then counts from the end, as Python does
     fed = {number: iter(rows) for number, rows in tape.data.items()}

@@ -1,8 +1,4 @@
-"""Writing into values: the value stands for the new tensor from then on; nothing else changes.
-
-A tensor shares memory with its views; values do not. So writing into a view of a value, and reading a view of a value that was
-written into later, raise an error and are never silently different from PyTorch.
-"""
+"""Writing into values is functional: the value, its views and what it is a view of stand for new tensors from then on."""
 
 from __future__ import annotations
 
@@ -14,40 +10,88 @@ from torch import Tensor
 
 from weft.errors import TraceError
 from weft.lazy.calls import record
+from weft.lazy.constants import Constant
+from weft.lazy.stacks import Stacked, freeze_rows, settle_owner
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
+from weft.lazy.views import own_copy
 
 
 def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
-    """Record an in-place function as a function; its first argument becomes the result."""
+    """Record an in-place function as a function; its first argument stands for the result."""
     if tape.ended is not None:
         return record(tape, func, args, kwargs, frame)
-    target, name = args[0], str(getattr(func, "__name__", func))
-    if target.__class__ is not Value:
-        raise TraceError(f"{name}: a constant, or a stack of a list, cannot be written into; use .clone() first")
-    tape.views.update(tape)
-    if target._ref in tape.views.bases:
-        raise TraceError(
-            f"{name}: this Value is a view of another (an index, slice or reshape of it), which would not change with it; "
-            "write into the whole, as in v[i] = ..., or use .clone() first"
-        )
-    if target._ref in tape.views.of_model:
+    target: Value = args[0]
+    if isinstance(target, Constant) and _counted(tape, target, func, args[1:], kwargs):
+        return target
+    if isinstance(target, Stacked):
+        target.settle()
+    elif id(target) in tape.handed:
+        settle_owner(tape, target)
+    views = tape.views
+    views.update(tape)
+    old = views.current(tape, target) if tape.watchful else target
+    root = views.root(tape, old._ref)
+    name = str(getattr(func, "__name__", func))
+    if root in views.of_model:
         raise TraceError(
             f"{name}: this Value is a view (an index, slice or reshape) of a tensor of the model, which would stay unchanged; "
             "use .clone() first, or collect the values in a list and use torch.stack"
         )
-    found = record(tape, _writing(func), args, kwargs, frame)
-    if found._kind is not target._kind:
-        raise TraceError(f"{name}: the result is {found._kind}, which cannot be written into a Value of {target._kind}")
-    if target._ref in tape.views.viewed:
-        tape.overwritten.add(target._ref)
-        if not tape.watchful:
-            tape.watchful = True
-            tape.set_context()
-    target._ref = found._ref
+    new = record(tape, _writing(func), (old, *args[1:]), kwargs, frame)
+    if new._kind is not target._kind:
+        raise TraceError(f"{name}: the result is {new._kind}, which cannot be written into a Value of {target._kind}")
+    if not tape.watchful and old._ref == root and root not in views.viewed:
+        _become(tape, target, _with_graph_of(tape, old, new, frame))
+        return target
+    freeze_rows(tape, root)
+    tape.watch()
+    whole = views.whole_with(tape, old._ref, new)
+    views.moved[root] = whole = _with_graph_of(tape, Value(tape, root, whole._kind), whole, frame)
+    if old._ref == root:
+        _become(tape, target, whole)
+    return target
+
+
+def _become(tape: Tape, target: Value, new: Value) -> None:
+    """The object that the code holds stands for another reference."""
+    if target.__class__ is not Value:
+        target.__class__, target._known = Value, None
+    target._ref = new._ref
     if tape.values is not None:
         tape.values.append(target)
-    return target
+
+
+def _counted(tape: Tape, target: Constant, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A number changed by numbers stays a known number."""
+    given = (*others, *kwargs.values())
+    is_drawing = str(getattr(func, "__name__", "")).endswith(DRAWING)
+    if is_drawing or not all(isinstance(item, int | float | Constant) for item in given):
+        return False
+    with tape.pause():
+        number = target._plain()
+        func(number, *(item._plain() if isinstance(item, Constant) else item for item in others), **kwargs)
+        target._known = number.item()
+    return True
+
+
+def _with_graph_of(tape: Tape, old: Value, new: Value, frame: FrameType) -> Value:
+    """Written without gradients, the new numbers keep the gradients of the old tensor, as in PyTorch."""
+    if not tape.setting.detached or old.__class__ is not Value or not old.requires_grad:
+        return new
+    torch._C._set_grad_enabled(True)
+    tape.set_context()
+    try:
+        found: Value = record(tape, _straight_through, (old, new), {}, frame)
+    finally:
+        torch._C._set_grad_enabled(False)
+        tape.set_context()
+    return found
+
+
+def _straight_through(old: Tensor, new: Tensor) -> Tensor:
+    nothing = old - old.detach()
+    return new.detach() + torch.where(torch.isfinite(nothing), nothing, 0.0)
 
 
 DRAWING = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_")
@@ -63,7 +107,7 @@ def _writing(func: Any) -> Any:
         is_drawing = getattr(func, "__name__", "").endswith(DRAWING)
 
         def write(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            target = _drawn_apart(target) if is_drawing else _own(target, (*args, *kwargs.values()))
+            target = _drawn_apart(target) if is_drawing else own_copy(target, (*args, *kwargs.values()))
             func(target, *args, **kwargs)
             return target
 
@@ -75,15 +119,3 @@ def _writing(func: Any) -> Any:
 def _drawn_apart(target: Tensor) -> Tensor:
     """A tensor that every row has for itself, so that every row draws its own numbers into it."""
     return torch.rand_like(target) if target.is_floating_point() else torch.randint_like(target, 2)
-
-
-def _own(target: Tensor, others: tuple[Any, ...]) -> Tensor:
-    """A copy to write into; one per row where what is written differs from row to row while the target does not."""
-    for other in others:
-        if isinstance(other, Tensor) and _is_batched(other) and not _is_batched(target) and other.numel():
-            everywhere = torch.ones_like(other.detach().reshape(-1)[0], dtype=torch.bool)
-            return torch.where(everywhere, target, target)
-    return target.clone()
-
-
-_is_batched = torch._C._functorch.is_batchedtensor

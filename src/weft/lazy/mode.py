@@ -18,7 +18,7 @@ from weft.lazy.inplace import DRAWING
 from weft.lazy.quick import short
 from weft.lazy.stacks import reduced, stack
 from weft.lazy.tape import Tape, active
-from weft.lazy.value import MISS, REFUSED, STEP, Value
+from weft.lazy.value import ARITHMETIC, COMPARISONS, MISS, REFUSED, STEP, UNARY, Value
 
 _HANDLE = handle_torch_function.__code__
 
@@ -79,6 +79,8 @@ def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
                 tape.note_change(func, (*args, *kwargs.values())[0])
             return func(*args, **kwargs)
         return record(tape, FACTORIES.get(func, func), args, kwargs, frame)
+    if tape.records_data and _is_operation(_name(func)) and _has_tensors((*args, *kwargs.values())) and "out" not in kwargs:
+        return record(tape, func, args, kwargs, frame)
     return func(*args, **kwargs)
 
 
@@ -124,6 +126,17 @@ def _has_values(items: Any) -> bool:
     return False
 
 
+def _has_tensors(items: Any) -> bool:
+    return any(isinstance(item, Tensor) or (item.__class__ in (tuple, list) and _has_tensors(item)) for item in items)
+
+
+def _is_operation(name: str) -> bool:
+    """Whether it is a function from tensors to tensors, by its name."""
+    if name.startswith("__"):
+        return name in OPERATORS
+    return not (name.startswith(("is_", "_")) or _writes(name) or name in REFUSED or name in ABOUT)
+
+
 def _touches_model(tape: Tape, args: Any, kwargs: Any) -> bool:
     for item in (*args, *kwargs.values()):
         if isinstance(item, Tensor):
@@ -147,6 +160,14 @@ IN_PLACE = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__ "
     "__irshift__ __set__".split()
 )
+OPERATORS = frozenset(
+    f"__{name}__" for name in (*COMPARISONS, *ARITHMETIC, *(f"r{name}" for name in ARITHMETIC), *UNARY, "getitem")
+)
+ABOUT = frozenset(
+    "size dim ndimension numel nelement stride storage_offset element_size get_device tolist item numpy cpu cuda to "
+    "register_hook result_type can_cast as_tensor from_numpy data_ptr backward".split()
+)
+"""What tells something about a tensor, or makes or moves one."""
 RANDOM = frozenset(
     "rand randn randint rand_like randn_like randint_like randperm normal bernoulli multinomial poisson dropout alpha_dropout "
     "feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d gumbel_softmax rrelu native_dropout binomial".split()
@@ -188,10 +209,16 @@ def _set_grad(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     tape.set_context()
 
 
+def _unchecked(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    """What torch.distributions asks of its parameters; of values it is not known yet."""
+    return True if _has_values(args) else func(*args, **kwargs)
+
+
 Special = Callable[[Tape, Any, tuple[Any, ...], dict[str, Any], FrameType], Any]
 SPECIAL: dict[Any, Special] = {
     torch.tensor: _tensor,
     torch._C._set_grad_enabled: _set_grad,
     torch.stack: stack,
+    torch._is_all_true: _unchecked,
 }
 UNRECORDED: frozenset[Any] = frozenset((torch.Tensor.requires_grad_, torch.Tensor.register_hook, torch.Tensor.detach_))

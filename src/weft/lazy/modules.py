@@ -1,15 +1,7 @@
-"""Calls of modules while recording: a layer of `torch.nn`, or a module marked as a cell, is one call and does not run.
-
-For as long as some thread records, `nn.Module.__call__` asks first whether this thread does. The same holds for
-`torch.autograd.Function.apply`, which would silently lose its backward on values, for `torch.autocast`, whose state decides
-what a call means, and for `torch.tensor`, which of a number makes a constant.
-"""
+"""Calls of modules while recording: a layer of `torch.nn`, or a module marked as a cell, is one call and does not run."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from sys import _getframe
 from types import FrameType
 from typing import Any
@@ -19,14 +11,12 @@ from torch import nn
 
 from weft.errors import TraceError
 from weft.lazy.calls import BY_IDENTITY, finish, new_entry, walk, walk_keywords
-from weft.lazy.constants import Constant, constant
-from weft.lazy.nests import flatten
+from weft.lazy.constants import Constant
 from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.stacks import Stacked
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, STEP, Value
-from weft.lazy.views import check_current
 
 CELL = "_weft_cell"
 """The attribute of modules and classes that `weft.cell` marked."""
@@ -34,7 +24,7 @@ CELL = "_weft_cell"
 _call = nn.Module.__call__
 
 
-def _recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     tape = active.tape
     if tape is None:
         return _call(self, *args, **kwargs)
@@ -58,7 +48,7 @@ def _recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
                     ref = tape.next
                     tape.next = ref + STEP
                     tape.type.append(entry[0])
-                    tape.data[entry[0]].append(first.number)
+                    tape.data[entry[0]].append(first._known)
                     return tape.make(tape, ref, entry[1])
         elif count == 2:
             first, second = args
@@ -98,8 +88,6 @@ def record_owned(
     walk(tape, args, key, refs, feeds)
     if kwargs:
         walk_keywords(tape, kwargs, key, refs, feeds)
-    if tape.watchful:
-        check_current(tape, refs)
     place = (id(frame.f_code), frame.f_lasti) if tape.sites else (0, 0)
     entry = tape.calls.get((*key, *place))
     if entry is None:
@@ -179,132 +167,3 @@ BY_ROW = (
 
 def _carries_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
-
-
-_apply = torch.autograd.Function.__dict__["apply"]
-
-
-def _checked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    tape = active.tape
-    if tape is None or tape.paused:
-        return _apply.__get__(None, cls)(*args, **kwargs)
-    _check_no_values(f" {cls.__name__}", (*args, *kwargs.values()))
-    with tape.pause(), torch._C.DisableTorchFunction():  # its forward works on real tensors, and keeps its backward
-        return _apply.__get__(None, cls)(*args, **kwargs)
-
-
-def _check_no_values(name: str, args: Any) -> list[Any]:
-    leaves: list[Any] = []
-    flatten(args, leaves)
-    if any(isinstance(item, Value) for item in leaves):
-        raise TraceError(
-            f"autograd.Function{name} on a Value would lose its backward; put the call into a weft.cell, where there "
-            "are real tensors"
-        )
-    return leaves
-
-
-_unwrap = torch._functorch.utils.unwrap_dead_wrappers
-
-
-def _checked_unwrap(args: Any) -> Any:
-    """Every `apply` comes by here, also one that was taken from its class before the recording began."""
-    tape = active.tape
-    if tape is not None and not tape.paused:
-        leaves = _check_no_values("", args)
-        if any(isinstance(item, torch.Tensor) and tape.state.place_of(item) is not None for item in leaves):
-            raise TraceError(
-                "apply of an autograd.Function, taken from its class before the recording, on a tensor of the model would lose "
-                "its backward; call it as MyFunction.apply(...), or put the call into a weft.cell"
-            )
-    return _unwrap(args)
-
-
-_enter, _exit = torch.autocast.__enter__, torch.autocast.__exit__
-
-
-def _entered(self: Any) -> Any:
-    found = _enter(self)  # type: ignore[no-untyped-call]
-    if active.tape is not None:
-        active.tape.set_context()
-    return found
-
-
-def _exited(self: Any, *error: Any) -> Any:
-    found = _exit(self, *error)
-    if active.tape is not None:
-        active.tape.set_context()
-    return found
-
-
-_inference = torch.inference_mode.__enter__, torch.inference_mode.__exit__
-_BEFORE = "_weft_grad_before"
-
-
-def _inference_entered(self: Any) -> None:
-    """While recording, code that runs in inference mode records calls without gradients; nothing runs there."""
-    if active.tape is None or active.tape.paused:
-        _inference[0](self)
-        return
-    self.__dict__[_BEFORE] = torch.is_grad_enabled()
-    if self.mode:
-        torch._C._set_grad_enabled(False)
-
-
-def _inference_exited(self: Any, *error: Any) -> None:
-    before = self.__dict__.pop(_BEFORE, None)
-    if before is None:
-        _inference[1](self, *error)
-    else:
-        torch._C._set_grad_enabled(before)
-
-
-_tensor = torch.tensor
-
-
-def _number(data: Any, *args: Any, **kwargs: Any) -> Any:
-    tape = active.tape
-    if tape is not None and not args and not kwargs and not tape.paused:
-        made = constant(tape, data)
-        if made is not None:
-            return made
-    return _tensor(data, *args, **kwargs)
-
-
-_lock = threading.Lock()
-_recordings = 0
-
-
-@contextmanager
-def intercepted() -> Iterator[None]:
-    """While some recording goes on anywhere, module calls ask whether their thread records."""
-    global _recordings
-    with _lock:
-        _recordings += 1
-        if _recordings == 1:
-            _patch(
-                _recorded_call,
-                classmethod(_checked_apply),
-                _entered,
-                _exited,
-                _number,
-                _checked_unwrap,
-                (_inference_entered, _inference_exited),
-            )
-    try:
-        yield
-    finally:
-        with _lock:
-            _recordings -= 1
-            if not _recordings:
-                _patch(_call, _apply, _enter, _exit, _tensor, _unwrap, _inference)
-
-
-def _patch(call: Any, apply: Any, enter: Any, leave: Any, tensor: Any, unwrap: Any, inference: Any) -> None:
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-    torch.autocast.__exit__ = leave  # type: ignore[method-assign]
-    torch.tensor = tensor
-    torch.inference_mode.__enter__, torch.inference_mode.__exit__ = inference  # type: ignore[method-assign]
-    torch._functorch.utils.unwrap_dead_wrappers = unwrap

@@ -25,6 +25,7 @@ from weft.graph.cell import discover
 from weft.graph.tracing import tracing
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import Structure, flatten
+from weft.lazy.value import picked
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,13 @@ class Op:
         else:
             with self.setting():
                 result = self.func(*positional, **keywords)
-        if result.__class__ is Tensor and self._found is not None:
+        if result.__class__ is Tensor and self._found is not None and not self.setting.detached:
             return [result]
         leaves: list[Any] = []
         structure = flatten(result, leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if self.setting.detached:
+            tensors = [tensor.detach() for tensor in tensors]  # a view taken without gradients still has its base
         constants = tuple(_HOLE if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         self._check(structure, constants, leaves, tensors, args)
         return tensors
@@ -184,7 +187,7 @@ class Op:
         if self._found is None:
             self._found = (structure, constants)
             self.structure, self.constants = structure, constants
-            self.views = tuple(_base(tensor, args) for tensor in tensors)
+            self.views = (0,) if self.func is picked else tuple(_base(tensor, args) for tensor in tensors)
         elif structure != self.structure:
             raise TraceError(f"{self.name} gives another structure than at its first call with these shapes; use one structure")
 

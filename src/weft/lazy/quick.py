@@ -66,7 +66,7 @@ def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int
         elif cls is Constant:
             key.append(Constant)
             key.append(item._kind)
-            feeds.append(item.number)
+            feeds.append(item._known)
         elif cls is nn.Parameter:
             key.append(cls)
             key.append(id(item))
@@ -85,6 +85,8 @@ def _is_simple(item: slice) -> bool:
 
 def short(tape: Tape, head: Any, args: Any, frame: FrameType) -> Any:
     """Record the call the short way; MISS if it has to go the long way."""
+    if not tape.quick:
+        return MISS
     refs: list[int] = []
     feeds: list[Any] = []
     key = signature(tape, head, args, frame, refs, feeds)

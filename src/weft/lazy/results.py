@@ -31,14 +31,16 @@ class Outcome:
     @staticmethod
     def of(result: Any) -> Outcome:
         if result.__class__ is Value:
-            return Outcome(None, [result])
+            return Outcome(None, [_settled(result)])
         leaves: list[Any] = []
         structure = flatten(result, leaves)
         return Outcome(structure, [_settled(leaf) for leaf in leaves])
 
 
 def _settled(leaf: Any) -> Any:
-    return leaf._plain() if isinstance(leaf, Value) and leaf.__class__ is not Value else leaf
+    if leaf.__class__ is not Value:
+        return leaf._plain() if isinstance(leaf, Value) else leaf
+    return leaf._tape.settled(leaf)
 
 
 def wanted_references(outcomes: Sequence[Outcome]) -> References:

@@ -11,7 +11,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from weft.errors import TraceError, TypeMismatch
 from weft.lazy.flush import Flush, alive
 from weft.lazy.mode import Recording
-from weft.lazy.modules import intercepted
+from weft.lazy.patches import intercepted
 from weft.lazy.state import State
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
@@ -48,7 +48,7 @@ class batching:
         if self.outer is not None:
             return self
         self.tape = tape = Tape(_state(self.granularity), self.granularity, self.device)
-        tape.driver = self
+        tape.driver, tape.records_data = self, True
         tape.track()
         tape.bound(0)
         self.patches = intercepted()

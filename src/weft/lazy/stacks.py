@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from sys import _getframe
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from weft.errors import TraceError
 from weft.lazy.calls import record
 from weft.lazy.kinds import kind_of
 from weft.lazy.reduce import reduce_values
@@ -22,33 +24,60 @@ from weft.lazy.tape import Tape
 from weft.lazy.value import ARITHMETIC, COMPARISONS, Value
 
 
+class _Rows:
+    """What a stack knows: its rows, the whole if it was made (of which rows), and whether rows were given out."""
+
+    __slots__ = ("given_out", "of", "rows", "whole")
+
+    def __init__(self, rows: list[Value], given_out: bool) -> None:
+        self.rows, self.given_out = rows, given_out
+        self.whole: Any = None
+        self.of: list[int] = []
+
+
+_LINKED = object()
+"""What a row knows that is a view of something else than its stack by now, and follows it."""
+
+
 class Stacked(Value):
-    """A stack along a new first dimension, kept as the list of its rows."""
+    """A stack along a new first dimension, kept as the list of its rows. Written into, it becomes a plain value."""
 
-    __slots__ = ("_joined", "parts")
+    __slots__ = ()
+    _known: Any
 
-    def __init__(self, tape: Tape, parts: Sequence[Value]) -> None:
+    def __init__(self, tape: Tape, parts: Sequence[Value], copies: bool = True) -> None:
         kind = parts[0]._kind
         super().__init__(tape, -1, kind_of((len(parts), *kind.shape), kind.dtype))
-        self.parts = [tape.make(tape, part._ref, kind) for part in parts]
-        self._joined: Any = None
+        if tape.watchful:
+            parts = [tape.views.current(tape, part) for part in parts]
+        self._known = _Rows([tape.make(tape, part._ref, kind) for part in parts] if copies else list(parts), not copies)
+        tape.stacks.append(ref(self))
+
+    @property
+    def parts(self) -> list[Value]:
+        """The rows; this object's own, so that what is written into one of them is seen here."""
+        rows: list[Value] = self._known.rows
+        return rows
 
     def _plain(self) -> Any:
-        if self._joined is None:
-            self._joined = record(self._tape, torch.stack, (self.parts,), {}, _getframe(1))
-        return self._joined
+        known = self._known
+        refs = [part._ref for part in known.rows]
+        if known.whole is None or known.of != refs:
+            known.whole, known.of = record(self._tape, torch.stack, (known.rows,), {}, _getframe(1)), refs
+        return known.whole
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.parts)
+        return iter([self._given_out(part) for part in self.parts])
 
     def tolist(self) -> Any:
         return [part.tolist() for part in self.parts]
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int) and not isinstance(index, bool):
-            return self.parts[index]
+            return self._given_out(self.parts[index])
         if isinstance(index, slice) and self.parts[index]:
-            return Stacked(self._tape, self.parts[index])
+            self._known.given_out = True
+            return Stacked(self._tape, self.parts[index], copies=False)
         rest = index[1:] if isinstance(index, tuple) else ()
         if rest and index[0] in (slice(None), ...) and (index[0] != ... or rest == (None,)):
             return self._each(lambda part: part[(..., *rest) if index[0] is ... else rest])
@@ -59,6 +88,45 @@ class Stacked(Value):
 
     def _reduced(self, how: str) -> Any:
         return reduce_values(self._tape, how, self.parts, _getframe(2))
+
+    # Writing
+
+    def _given_out(self, part: Value) -> Value:
+        self._known.given_out = True
+        self._tape.handed[id(part)] = ref(self)
+        return part
+
+    def settle(self) -> None:
+        """Become a plain value, of which the rows that were given out are views."""
+        known, whole = self._known, self._plain()
+        self.__class__, self._ref, self._known = Value, whole._ref, None  # type: ignore[assignment]
+        if self._tape.values is not None:
+            self._tape.values.append(self)
+        if known.given_out:
+            for at, part in enumerate(known.rows):
+                part._ref, part._known = self[at]._ref, _LINKED
+
+
+def settle_owner(tape: Tape, part: Value) -> None:
+    """A row of a stack is written into: where the whole was made, it and its views follow."""
+    found = tape.handed[id(part)]()
+    if isinstance(found, Stacked) and found._known.whole is not None and any(row is part for row in found.parts):
+        found.settle()
+
+
+def freeze_rows(tape: Tape, root: int) -> None:
+    """Before something is written into: stacks have their own copies of it."""
+    tape.stacks = [entry for entry in tape.stacks if isinstance(entry(), Stacked)]
+    for entry in tape.stacks:
+        found = entry()
+        for part in found.parts if isinstance(found, Stacked) else ():
+            if tape.views.root(tape, part._ref) == root and getattr(part, "_known", None) is not _LINKED:
+                if found._known.given_out:
+                    raise TraceError(
+                        "a Value is written into after a row was taken of a torch.stack that holds it, and both have views; "
+                        "use .clone() before torch.stack"
+                    )
+                part._ref = part.clone()._ref
 
 
 def stacked(tape: Tape, parts: list[Any]) -> Any:

@@ -19,8 +19,8 @@ from weft.lazy.state import State, Tables, World
 from weft.lazy.value import STEP, Value
 from weft.lazy.views import Views
 
-Segment = tuple[int, list[int], list[int], list[int], list[int]]
-"""First reference, types, arguments, further counts, and the references that were handed in again."""
+Segment = tuple[int, list[int], list[int], list[int], list[int], dict[int, list[Any]]]
+"""First reference, types, arguments, further counts, the references that were handed in again, and fed data."""
 
 
 class _Active(threading.local):
@@ -56,22 +56,29 @@ class Tape:
         self.data: defaultdict[int, list[Any]] = defaultdict(list)
         self.next = 0
         self.floor = 0
+        self.last_given = -1
         self.bounds: list[tuple[int, int]] = []
         """(call, example) wherever other code went on: another example, or the same one after a flush."""
         self.changed: dict[int, tuple[Tensor, str]] = {}
         """Tensors of the model that the code has changed in place since the last flush, and by what."""
         self.imports: dict[int, int] = {}
+        self.imported_refs: list[int] = []
         self.fed: list[tuple[Tensor, int]] = []
         self.results: dict[int, Any] = {}
         self.values: list[Value] | None = None
         self.make: Any = Value
         self.past: list[Segment] = []
         self.views = Views()
-        self.overwritten: set[int] = set()
         self.watchful = False
-        """A value with views was written into: every argument is looked at."""
+        """A view, or a value with views, was written into: every argument is looked at."""
+        self.stacks: list[Any] = []
+        """Weak references to the stacks that are lists."""
+        self.handed: dict[int, Any] = {}
+        """Weak references to stacks of which a row was given out, by the row's identity."""
         self.ended: str | None = None
         self.paused = False
+        self.records_data = False
+        """In a scope: operations on tensors that are neither values nor of the model are recorded, too."""
         self.is_kept = False
         """Under `cache=`: numbers drawn now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()
@@ -127,6 +134,12 @@ class Tape:
         if isinstance(target, Tensor) and self.state.place_of(target) is not None:
             self.changed[id(target)] = (target, getattr(func, "__name__", "an in-place function"))
 
+    def given(self, rows: Any, row: int) -> Value:
+        """A value whose tensor is known: its reference is below all others, as if an earlier flush had computed it."""
+        self.last_given -= 1
+        self.results[self.last_given] = (rows, row)
+        return Value(self, self.last_given, rows.kind)
+
     def imported(self, value: Value) -> int:
         """The result of an earlier flush, handed in again: a reference below zero."""
         ref = value._ref
@@ -134,6 +147,7 @@ class Tape:
         if found is None:
             self.result(value)
             found = self.imports[ref] = -len(self.imports) - 1
+            self.imported_refs.append(ref)
         return found
 
     # What values ask for
@@ -153,6 +167,7 @@ class Tape:
 
     def result(self, value: Value) -> Any:
         """What a flush gave for a value; what is pending runs first if it must."""
+        value = self.settled(value)
         if value._ref >= self.floor and self.ended is None:
             if self.driver is None or active.tape is not self:
                 raise TraceError("a Value of another thread's or another scope's recording was needed; return it instead")
@@ -172,14 +187,18 @@ class Tape:
             if isinstance(value, Tensor):
                 return value
         group, row = self.result(value)
-        found: Tensor = group.row(row)
+        with torch._C.DisableTorchFunction():  # nothing of this is recorded
+            found: Tensor = group.row(row)
         return found
 
     def numbers(self, value: Value) -> Any:
         if value.__class__ is not Value:
-            return self.tensor(value).tolist()
+            tensor = self.tensor(value)
+            with torch._C.DisableTorchFunction():
+                return tensor.tolist()
         group, row = self.result(value)
-        return group.numbers()[row]
+        with torch._C.DisableTorchFunction():
+            return group.numbers(row)
 
     def requires_grad(self, value: Value) -> bool:
         from weft.lazy.gradients import requires_grad
@@ -188,7 +207,28 @@ class Tape:
 
     def segment(self) -> Segment:
         """What was recorded since the last flush."""
-        return self.floor, self.type, self.arguments, self.further, list(self.imports)
+        return self.floor, self.type, self.arguments, self.further, self.imported_refs, self.data
+
+    def watch(self) -> None:
+        """From now on look at every argument, which may stand for something else by now."""
+        if not self.watchful:
+            self.watchful = True
+            self.set_context()
+
+    def settled(self, value: Value) -> Value:
+        """What a value stands for now."""
+        return self.views.current(self, value) if self.watchful and self.ended is None else value
+
+    def settle_all(self) -> None:
+        """Let every value that is known to be alive stand for what it is now."""
+        if self.watchful and self.values is not None:
+            before, active.tape = active.tape, self
+            try:
+                for value in list(self.values):
+                    if value.__class__ is Value:
+                        value._ref = self.views.current(self, value)._ref
+            finally:
+                active.tape = before
 
     @contextmanager
     def pause(self) -> Iterator[None]:

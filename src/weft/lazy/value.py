@@ -6,6 +6,7 @@ the operands and the place in the user's code, what was found out at the first c
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,7 +40,10 @@ class Value:
     tensor([2., 2., 2.])
     """
 
-    __slots__ = ("__weakref__", "_kind", "_ref", "_tape")
+    __slots__ = ("__weakref__", "_kind", "_known", "_ref", "_tape")
+
+    _known: Any
+    """What subclasses and rows of stacks know; not set in most values."""
 
     def __init__(self, tape: Tape, ref: int, kind: Kind) -> None:
         self._tape = tape
@@ -72,9 +76,26 @@ class Value:
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    is_leaf = is_sparse = is_quantized = is_meta = is_nested = is_mkldnn = False
+    is_sparse = is_quantized = is_meta = is_nested = is_mkldnn = is_mps = is_xpu = is_vulkan = False
     layout = torch.strided
-    names = grad = grad_fn = None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    @property
+    def itemsize(self) -> int:
+        return self._kind.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self._kind.dtype.itemsize
+
+    def __getattr__(self, name: str) -> Any:
+        """What belongs to the autograd graph: that of the tensor, once there is one."""
+        if name not in GRAPH:
+            raise AttributeError(f"'Value' object has no attribute {name!r}")
+        return getattr(self._tape.tensor(self), name) if self._tape.is_over() else GRAPH[name]
 
     def dim(self) -> int:
         return len(self._kind.shape)
@@ -160,8 +181,12 @@ class Value:
         return dispatch(func, args, kwargs or {})
 
     def __getitem__(self, index: Any) -> Any:
+        if self._ref < UNKNOWN and not self._tape.is_over():
+            part = PARTS[0](self, index)
+            if part is not None:
+                return part
         if isinstance(index, Value) and not index._kind.shape and index._kind.dtype in _INTEGERS and self._kind.shape:
-            return self._tape.record(_picked, (self, index), {}, _getframe(1))
+            return self._tape.record(picked, (self, index), {}, _getframe(1))
         return self._tape.record(torch.Tensor.__getitem__, (self, index), {}, _getframe(1))
 
     def __setitem__(self, index: Any, given: Any) -> None:
@@ -170,6 +195,8 @@ class Value:
     def __iter__(self) -> Iterator[Any]:
         if not self._kind.shape:
             raise TypeError("iteration over a 0-d tensor")
+        if self._ref < UNKNOWN and not self._tape.is_over():
+            return iter(PARTS[1](self))
         return iter(self._tape.record(torch.Tensor.unbind, (self,), {}, _getframe(1)))
 
     @property
@@ -200,19 +227,24 @@ class Value:
     def imag(self) -> Any:
         return torch.imag(self)  # type: ignore[arg-type]
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def _picked(tensor: Tensor, index: Tensor) -> Tensor:
+def picked(tensor: Tensor, index: Tensor) -> Tensor:
     """The row at an index that is a tensor."""
     at = torch.where(index < 0, index + tensor.shape[0], index)
     return tensor.index_select(0, at.reshape(1)).squeeze(0)
 
+
+GRAPH = {"names": None, "grad": None, "grad_fn": None, "is_leaf": False, "retains_grad": False, "output_nr": 0, "_version": 0}
+"""Attributes that speak of the autograd graph, and what they are while recording."""
+
+UNKNOWN = -1
+"""References below this are of tensors that the call was given."""
+
+PARTS: list[Callable[..., Any]] = []
+"""How to get one part and all rows of a tensor that is known; `lazy/given.py`, which needs this file, puts it here."""
 
 MISS = object()
 """The answer of the short way where it does not know the call."""
@@ -285,9 +317,10 @@ def _inplace(name: str, func: Any) -> Callable[..., Any]:
 
 def _refused(name: str, why: str) -> Callable[..., Any]:
     def method(self: Value, *args: Any, **kwargs: Any) -> Any:
-        if self._tape.is_over():
-            return getattr(self._tape.tensor(self), name)(*args, **kwargs)
-        _refuse(name, why)
+        if not self._tape.is_over():
+            _refuse(name, why)
+        tensor = self._tape.tensor(self)
+        return copy.copy(tensor) if name == "__copy__" else getattr(tensor, name)(*args, **kwargs)
 
     method.__name__ = name
     return method
@@ -312,6 +345,7 @@ REFUSED = {
     **dict.fromkeys("apply_ map_ map2_".split(), "it calls Python for every element; use tensor operations, or a weft.cell"),
 }
 COMPARISONS = "eq ne lt le gt ge".split()
+UNARY = "neg abs invert pos".split()
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 
 
@@ -321,7 +355,7 @@ def _install() -> None:
     for name in (*COMPARISONS, *ARITHMETIC, *reflected):
         dunder = f"__{name}__"
         setattr(Value, dunder, _binary(dunder, getattr(Tensor, dunder)))
-    for name in ("neg", "abs", "invert", "pos"):
+    for name in UNARY:
         setattr(Value, f"__{name}__", _unary(f"__{name}__", getattr(Tensor, f"__{name}__")))
     for name in ARITHMETIC:
         dunder = f"__i{name}__"

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.lazy.constants import Constant
 from weft.lazy.kinds import kind_of
 from weft.lazy.tape import Tape
-from weft.lazy.value import Value, _picked
+from weft.lazy.value import Value, picked
 
 FEW = 3
 _INDEX = kind_of((), torch.int64)
@@ -32,7 +32,7 @@ def with_fed_numbers(tape: Tape, func: Any, args: tuple[Any, ...], frame: FrameT
         if cls is int and value._kind.shape and _varies(tape, func, value, number, frame):
             size = value._kind.shape[0]
             if -size <= number < size:
-                return _picked, (value, Constant(tape, number, _INDEX))
+                return picked, (value, Constant(tape, number, _INDEX))
     elif func in POINTWISE and value._kind.dtype in (torch.float32, torch.float64):
         if _varies(tape, func, value, number, frame):
             kind = kind_of((), value._kind.dtype)

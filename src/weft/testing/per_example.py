@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.lazy.batched import Batched, split
+from weft.lazy.arguments import split
+from weft.lazy.batched import Batched
 from weft.lazy.entry import batched
 from weft.lazy.nests import build, flatten
 from weft.lazy.netmodule import BatchedModule

@@ -1,0 +1,81 @@
+"""Tensors that a batched call is given: values that know their tensor.
+
+They are recorded like results of an earlier flush, which are handed in again where they are used. So operations on them are
+batched, and what asks for their numbers is answered at once. Indexing with numbers and slices gives such a value again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.lazy.flush import Rows
+from weft.lazy.tape import Tape
+from weft.lazy.value import PARTS, Value
+
+
+class GivenRows(Rows):
+    """Tensors of the caller, one per row: never copied."""
+
+    def __init__(self, rows: Tensor, parts: Sequence[Tensor] | None = None) -> None:
+        super().__init__(rows)
+        self.parts = parts
+        self.version = 0 if rows.is_inference() else rows._version
+
+    def row(self, at: int) -> Tensor:
+        if self.parts is None:
+            self.parts = self.rows.unbind(0)
+        return self.parts[at]
+
+    def is_changed(self, at: int) -> bool:
+        return not self.rows.is_inference() and self.rows._version != self.version
+
+
+def is_known(tape: Tape, item: Any) -> bool:
+    """Whether it is a tensor that becomes a value: an ordinary one, where the batch is computed."""
+    if not isinstance(item, Tensor):
+        return False
+    plain = type(item) in (Tensor, torch.nn.Parameter) and item.layout is torch.strided and not item.is_quantized
+    return plain and not item.is_nested and item.device == tape.place
+
+
+def known(tape: Tape, tensor: Tensor) -> Value:
+    """The value that stands for this tensor."""
+    return tape.given(GivenRows(tensor.unsqueeze(0), [tensor]), 0)
+
+
+def part_of(value: Value, index: Any) -> Any:
+    """An index or slice of a known value, which is known, too; None where the index is not a plain one."""
+    if not _is_plain(index):
+        return None
+    tape = value._tape
+    tensor = tape.tensor(value)
+    with torch._C.DisableTorchFunction():
+        part = known(tape, tensor[index])
+    tape.views.note(part._ref, value._ref, Tensor.__getitem__, (index,))
+    return part
+
+
+def parts_of(value: Value) -> list[Any]:
+    """All rows of a known value."""
+    tape = value._tape
+    tensor = tape.tensor(value)
+    with torch._C.DisableTorchFunction():
+        parts = [known(tape, row) for row in tensor.unbind(0)]
+    for at, part in enumerate(parts):
+        tape.views.note(part._ref, value._ref, Tensor.__getitem__, (at,))
+    return parts
+
+
+def _is_plain(index: Any) -> bool:
+    if isinstance(index, tuple):
+        return all(map(_is_plain, index))
+    if isinstance(index, slice):
+        return all(part is None or part.__class__ is int for part in (index.start, index.stop, index.step))
+    return index.__class__ is int or index is None or index is Ellipsis
+
+
+PARTS[:] = [part_of, parts_of]

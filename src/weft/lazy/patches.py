@@ -1,0 +1,173 @@
+"""What of torch asks, for as long as some thread records, whether this thread does.
+
+`nn.Module.__call__` and `torch.tensor`, which are recorded as one call and as a constant; `torch.autograd.Function.apply`,
+which would silently lose its backward on values; `torch.autocast` and `torch.inference_mode`, whose state decides what a call
+means; and `torch.distributions`, which looks at the numbers that it is given, and insists on tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributions import Distribution
+from torch.distributions.utils import lazy_property
+
+from weft.errors import TraceError
+from weft.lazy.constants import constant
+from weft.lazy.modules import recorded_call
+from weft.lazy.nests import flatten
+from weft.lazy.tape import active
+from weft.lazy.value import Value
+
+_apply = torch.autograd.Function.__dict__["apply"]
+
+
+def _checked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    tape = active.tape
+    if tape is None or tape.paused:
+        return _apply.__get__(None, cls)(*args, **kwargs)
+    _check_no_values(f" {cls.__name__}", (*args, *kwargs.values()))
+    with tape.pause(), torch._C.DisableTorchFunction():  # its forward works on real tensors, and keeps its backward
+        return _apply.__get__(None, cls)(*args, **kwargs)
+
+
+def _check_no_values(name: str, args: Any) -> list[Any]:
+    leaves: list[Any] = []
+    flatten(args, leaves)
+    if any(isinstance(item, Value) for item in leaves):
+        raise TraceError(
+            f"autograd.Function{name} on a Value would lose its backward; put the call into a weft.cell, where there "
+            "are real tensors"
+        )
+    return leaves
+
+
+_unwrap = torch._functorch.utils.unwrap_dead_wrappers
+
+
+def _checked_unwrap(args: Any) -> Any:
+    """Every `apply` comes by here, also one that was taken from its class before the recording began."""
+    tape = active.tape
+    if tape is not None and not tape.paused:
+        leaves = _check_no_values("", args)
+        if any(isinstance(item, torch.Tensor) and tape.state.place_of(item) is not None for item in leaves):
+            raise TraceError(
+                "apply of an autograd.Function, taken from its class before the recording, on a tensor of the model would lose "
+                "its backward; call it as MyFunction.apply(...), or put the call into a weft.cell"
+            )
+    return _unwrap(args)
+
+
+_enter, _exit = torch.autocast.__enter__, torch.autocast.__exit__
+
+
+def _entered(self: Any) -> Any:
+    found = _enter(self)  # type: ignore[no-untyped-call]
+    if active.tape is not None:
+        active.tape.set_context()
+    return found
+
+
+def _exited(self: Any, *error: Any) -> Any:
+    found = _exit(self, *error)
+    if active.tape is not None:
+        active.tape.set_context()
+    return found
+
+
+_inference = torch.inference_mode.__enter__, torch.inference_mode.__exit__
+_BEFORE = "_weft_grad_before"
+
+
+def _inference_entered(self: Any) -> None:
+    """While recording, code that runs in inference mode records calls without gradients; nothing runs there."""
+    if active.tape is None or active.tape.paused:
+        _inference[0](self)
+        return
+    self.__dict__[_BEFORE] = torch.is_grad_enabled()
+    if self.mode:
+        torch._C._set_grad_enabled(False)
+
+
+def _inference_exited(self: Any, *error: Any) -> None:
+    before = self.__dict__.pop(_BEFORE, None)
+    if before is None:
+        _inference[1](self, *error)
+    else:
+        torch._C._set_grad_enabled(before)
+
+
+_tensor = torch.tensor
+
+
+def _number(data: Any, *args: Any, **kwargs: Any) -> Any:
+    tape = active.tape
+    if tape is not None and not args and not kwargs and not tape.paused:
+        made = constant(tape, data)
+        if made is not None:
+            return made
+    return _tensor(data, *args, **kwargs)
+
+
+_validated = Distribution._validate_sample
+
+
+def _checked_sample(self: Distribution, value: Any) -> None:
+    """Values are not looked at."""
+    if not isinstance(value, Value):
+        _validated(self, value)
+
+
+_lazy = lazy_property.__get__
+
+
+def _lazily(self: Any, instance: Any, owner: Any = None) -> Any:
+    """In a batched call without gradients there are none here either."""
+    tape = active.tape
+    if tape is None or tape.paused or tape.ambient_grad or instance is None:
+        return _lazy(self, instance, owner)
+    found = self.wrapped(instance)
+    setattr(instance, self.wrapped.__name__, found)
+    return found
+
+
+PATCHES: list[tuple[Any, str, Any, Any]] = [
+    (nn.Module, "__call__", nn.Module.__call__, recorded_call),
+    (torch, "tensor", torch.tensor, _number),
+    (torch.autograd.Function, "apply", _apply, classmethod(_checked_apply)),
+    (torch._functorch.utils, "unwrap_dead_wrappers", _unwrap, _checked_unwrap),
+    (torch.autocast, "__enter__", _enter, _entered),
+    (torch.autocast, "__exit__", _exit, _exited),
+    (torch.inference_mode, "__enter__", _inference[0], _inference_entered),
+    (torch.inference_mode, "__exit__", _inference[1], _inference_exited),
+    (Distribution, "_validate_sample", _validated, _checked_sample),
+    (lazy_property, "__get__", _lazy, _lazily),
+]
+"""Where, under what name, what was there, and what is there while some thread records."""
+
+_lock = threading.Lock()
+_recordings = 0
+
+
+@contextmanager
+def intercepted() -> Iterator[None]:
+    """While some recording goes on anywhere, these functions ask whether their thread records."""
+    global _recordings
+    with _lock:
+        _recordings += 1
+        if _recordings == 1:
+            for where, name, _, ours in PATCHES:
+                setattr(where, name, ours)
+    try:
+        yield
+    finally:
+        with _lock:
+            _recordings -= 1
+            if not _recordings:
+                for where, name, theirs, _ in PATCHES:
+                    setattr(where, name, theirs)

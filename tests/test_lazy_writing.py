@@ -1,0 +1,203 @@
+"""Writing into values is functional: names, views and wholes follow, as in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from test_lazy import equivalent
+
+LINEAR = nn.Linear(3, 3).double()
+
+
+def inputs(n: int = 4) -> Tensor:
+    return torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def constants(x: Tensor) -> Any:
+    total, count = torch.tensor(0.0, dtype=torch.float64), torch.tensor(0)
+    same = total
+    for _ in range(3):
+        total += LINEAR(x).sum()
+        count += 2
+        count -= torch.tensor(1)
+    return total, same, count * 2, count.item(), torch.tensor(1.5).mul_(2).item()
+
+
+def into_a_stack(x: Tensor) -> Any:
+    h = LINEAR(x)
+    stack = torch.stack([h, h * 2])
+    row, view = stack[1], stack.view(-1)
+    stack[0] = 0
+    return stack, row, view, h, stack.sum(0)
+
+
+def into_a_copy_of_a_stack(x: Tensor) -> Any:
+    h = LINEAR(x)
+    stack = torch.stack([h, h * 2])
+    copy = stack.clone()
+    copy[0] = 0
+    copy += 1
+    return copy.sum(0), copy, stack.mean(0), h
+
+
+def into_a_row_of_a_stack(x: Tensor) -> Any:
+    h = LINEAR(x)
+    stack = torch.stack([h, h * 2, h * 3])
+    view, row = stack.view(-1), stack[0]
+    row += 1
+    rest = stack[1:]
+    rest *= 2
+    last = stack[2]
+    last -= 1
+    stack[1] += h
+    return stack, row, rest, last, view, h, stack.sum(0)
+
+
+def row_by_row(x: Tensor) -> Any:
+    out, same = torch.zeros(6, 3, dtype=torch.float64), torch.zeros(6, 3, dtype=torch.float64)
+    for i in range(6):
+        out[i] += LINEAR(x) * i
+        row = same[i]
+        row += out[i]
+    return out, same
+
+
+def dynamic_programming(x: Tensor) -> Tensor:
+    table = torch.zeros(5, 3, dtype=torch.float64)
+    table[0] = LINEAR(x)
+    for i in range(1, 5):
+        table[i] = torch.tanh(LINEAR(table[i - 1].clone())) + table[i - 1]
+    return table
+
+
+def views_of_views(x: Tensor) -> Any:
+    whole = LINEAR(x).repeat(4).view(3, 4)
+    row, turned = whole[1], whole.t()
+    whole[1:] *= 2
+    turned[0] += 1
+    part = row[0:2]
+    part.zero_()
+    turned[2, 1].fill_(7.0)
+    return whole, row, turned, part
+
+
+def the_parts_of_a_stack_are_copies(x: Tensor) -> Any:
+    h = LINEAR(x)
+    stack = torch.stack([h, h + 1])
+    h[0] += 1
+    rest = h[1:]
+    h *= 2
+    return h, stack, rest, stack.mean(0)
+
+
+def between_flushes(x: Tensor) -> Any:
+    h = LINEAR(x)
+    first, rest, steps = h[0:2], h[1:], 0
+    if h.sum() > 0:
+        first += 1
+    else:
+        h -= 1
+    while h.norm() < 5 and steps < 4:
+        rest *= 2
+        h += 0.5
+        steps += 1
+    return h, first, rest
+
+
+def what_was_given(x: Tensor) -> Any:
+    x = x.clone()
+    first, picked = x[0], x[[0, 2]]
+    x += 1
+    x[1] = 5.0
+    return x, first, picked
+
+
+def without_gradients(x: Tensor) -> Any:
+    h, g, whole = LINEAR(x) * 1, LINEAR(x) * 1, LINEAR(x).repeat(2).view(2, 3) * 1
+    with torch.no_grad():
+        h.mul_(2)
+        g[0] = 5.0
+        nn.init.zeros_(whole[0])
+    return h * h, g * g, whole * whole
+
+
+CASES: list[Callable[..., Any]] = [
+    constants,
+    into_a_stack,
+    into_a_copy_of_a_stack,
+    into_a_row_of_a_stack,
+    row_by_row,
+    dynamic_programming,
+    views_of_views,
+    the_parts_of_a_stack_are_copies,
+    between_flushes,
+    what_was_given,
+    without_gradients,
+]
+
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
+def test_writing_equals_the_loop(fn: Callable[..., Any]) -> None:
+    equivalent(fn, inputs())
+
+
+def test_counting_with_numbers_asks_for_nothing() -> None:
+    def fn(n: int) -> Any:
+        count = torch.tensor(0)
+        while count < n:
+            count += 1
+        return count.item(), float(count)
+
+    found = weft.batched(fn)([1, 3])
+    assert [part.tolist() for part in found] == [[1, 3], [1.0, 3.0]]
+
+
+def test_after_a_scope_values_may_be_written_into() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    with weft.batching():
+        sums = [(weight * k).sum() for k in range(3)]
+    kept = sums[1]
+    sums[1] += 1
+    sums[2].add_(2)
+    assert [each.item() for each in sums] == [0.0, 4.0, 8.0] and kept.item() == 4.0
+    assert torch.equal(weft.value(torch.stack(sums)), torch.tensor([0.0, 4.0, 8.0]))
+    torch.stack(sums).sum().backward()
+    assert torch.equal(weight.grad, torch.full((3,), 3.0))
+    assert kept.grad_fn is not None and not kept.is_leaf
+
+
+def test_writing_that_cannot_be_followed_raises() -> None:
+    def through_detach(x: Tensor) -> Tensor:
+        h = LINEAR(x)
+        h.detach()[0] = 1.0
+        return h
+
+    def through_a_module(x: Tensor) -> Any:
+        h = LINEAR(x)
+        same = nn.Identity()(h)
+        h += 1
+        return same * 1
+
+    def shared_rows(x: Tensor) -> Any:
+        h = LINEAR(x)
+        row = torch.stack([h, h])[0]
+        h[0:1] += 1
+        return row[1:]
+
+    cases = {
+        through_detach: "writing into this view of a Value (what a module, a cell or .detach() gave of it) would change the "
+        "Value, too; use .clone() first",
+        through_a_module: "a view of a Value (what a module, a cell or .detach() gave of it) is used after the Value was "
+        "written into; in PyTorch it would show the change: take the view again, or .clone() it before writing",
+    }
+    for fn, message in cases.items():
+        with pytest.raises(weft.TraceError) as error:
+            weft.batched(fn)(inputs())
+        assert str(error.value) == message
+    equivalent(shared_rows, inputs())
