@@ -152,9 +152,9 @@ class Block(SharedModule, metaclass=_Construction):
             raise TypeMismatch(f"Cannot determine {side} type for {self._path()}; say it with set_{side}_type")
         return type
 
-    def _differs(self, side: str, known: ResultType, found: ResultType) -> TypeMismatch:
-        """Two types that disagree: what comes in and what the block takes, or what it gives and what is needed of it."""
-        is_, wanted = (found, known) if side == "input" else (known, found)
+    def _differs(self, side: str, ours: ResultType, theirs: ResultType) -> TypeMismatch:
+        """Types that disagree: what the block takes and what comes in, or what it gives and what is needed of it."""
+        is_, wanted = (theirs, ours) if side == "input" else (ours, theirs)
         return TypeMismatch(f"Type mismatch between {side} type {is_!r} and expected {side} type {wanted!r} in {self._path()}")
 
     def _check_whole(self) -> None:

@@ -133,13 +133,13 @@ class Record(Block):
         """Whether every part is there without any: tensors, zeros."""
         return bool(self.subblocks) and all(isinstance(part.input_type, VoidType) for part in self.subblocks)
 
-    def _differs(self, side: str, known: ResultType, found: ResultType) -> TypeMismatch:
-        if side == "input" and self._by_name and isinstance(found, TupleType):
+    def _differs(self, side: str, ours: ResultType, theirs: ResultType) -> TypeMismatch:
+        if side == "input" and self._by_name and isinstance(theirs, TupleType):
             return NoOrder(
-                f"{self._path()}: a Record from a plain dict has no order, so it takes no tuple; got {found!r}; "
+                f"{self._path()}: a Record from a plain dict has no order, so it takes no tuple; got {theirs!r}; "
                 "make it from a list of pairs"
             )
-        return super()._differs(side, known, found)
+        return super()._differs(side, ours, theirs)
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         found = []

@@ -47,7 +47,10 @@ class Tensor(_Leaf):
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype | str | None = None, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        type = TensorType(shape, dtype)
+        try:
+            type = TensorType(shape, dtype)
+        except TypeMismatch as error:
+            raise TypeMismatch(f"{self.name}: {error}") from None
         if type.ragged:
             raise TypeMismatch(f"{self.name}: the shape of a constant must be known, got {list(type.shape)}")
         self._types_are(type)

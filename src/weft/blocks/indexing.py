@@ -61,6 +61,8 @@ class Zip(Block):
         elif isinstance(given, TupleType):
             if not len(given):
                 raise self._mismatch("input type: expected at least one sequence, got TupleType()")
+            if not all(isinstance(item, SEQUENCE_LIKE) for item in given):
+                raise self._mismatch(f"input type: expected a tuple of sequences, got {given!r}")
             items = [items_of(self, item, endless=True) for item in given]
             endless = all(isinstance(item, BroadcastSequenceType) for item in given)
             set_type(self, "output", (BroadcastSequenceType if endless else SequenceType)(TupleType(*items)))
@@ -235,4 +237,5 @@ def Slice(
     """
     if args:
         raise TypeMismatch("Slice: say start=, stop= and step= by name")
-    return GetItem(slice(start, stop, step), name=name)
+    given = {"start": start, "stop": stop, "step": step}
+    return GetItem(slice(start, stop, step), name=name).set_constructor_name_args("Slice", (), given)

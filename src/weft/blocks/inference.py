@@ -24,6 +24,8 @@ class _Work(threading.local):
         self.depth = 0
         self.pending: dict[Block, None] = {}
         self.journal: list[tuple[Block, str]] = []
+        self.updating: Block | None = None
+        """The block that is following up its own types."""
 
 
 _work = _Work()
@@ -45,7 +47,7 @@ def inferring() -> Iterator[None]:
     finally:
         _work.depth -= 1
         if _work.depth == 0:
-            _work.pending, _work.journal = {}, []
+            _work.pending, _work.journal, _work.updating = {}, [], None
 
 
 def wake(block: Block) -> None:
@@ -54,8 +56,9 @@ def wake(block: Block) -> None:
 
 def _settle() -> None:
     while _work.pending:
-        block, _ = _work.pending.popitem()
-        block._update()
+        _work.updating, _ = _work.pending.popitem()
+        _work.updating._update()
+    _work.updating = None
 
 
 def set_type(block: Block, side: str, type: Any) -> None:
@@ -72,7 +75,8 @@ def set_type(block: Block, side: str, type: Any) -> None:
         for holder in block._holders():
             wake(holder)
     elif known != found:
-        raise block._differs(side, known, found)
+        ours, theirs = (found, known) if _work.updating is block else (known, found)
+        raise block._differs(side, ours, theirs)
 
 
 def check_classes(block: Block, side: str, type: ResultType, classes: tuple[type[ResultType], ...]) -> None:

@@ -231,6 +231,12 @@ class Embedding(Layer):
         return f"{self.num_buckets}, {self.output_size}"
 
 
+def _wants_a_name(builder: Callable[..., Any]) -> bool:
+    """Whether a function has an argument that must be given."""
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.default is p.empty and p.kind in by_place for p in inspect.signature(builder).parameters.values())
+
+
 def mean_of(columns: Sequence[Tensor]) -> Tensor:
     """The mean of equal tensors."""
     return torch.stack(list(columns)).mean(0)
@@ -275,7 +281,7 @@ class FractalNet(Layer):
             _check_chance("FractalNet", what, chance, "of at least 0")
         self.blocks, self.depth, self.mixer, self.drop_path = num_fractal_blocks, fractal_block_depth, mixer, drop_path
         self.p_local, self.p_base, self.p_recursive = p_local_drop_path, p_drop_base_case, p_drop_recursive_case
-        named = any(p.default is p.empty for p in inspect.signature(base_layer_builder).parameters.values())
+        named = _wants_a_name(base_layer_builder)
         count = num_fractal_blocks * (2**fractal_block_depth - 1)
         self.layers = nn.ModuleList(base_layer_builder(f"layer_{n}") if named else base_layer_builder() for n in range(count))
 

@@ -35,7 +35,8 @@ def _argument(value: Any) -> str:
         return " ".join(str(part[0]) for part in value if isinstance(part, tuple) and part and not isinstance(part[0], Block))
     if callable(value) and not hasattr(value, "state_dict"):
         return str(getattr(value, "__name__", type(value).__name__))
-    text = repr(value).split("\n")[0]
+    text = repr(value)
+    text = type(value).__name__ if "\n" in text else text
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
