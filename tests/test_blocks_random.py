@@ -12,11 +12,23 @@ import torch
 from torch import nn
 
 import weft.blocks as wb
-from block_parts import assert_equal, assert_same_gradients, dot, doubled, gradients, is_list, leaves, mix, total
+from block_parts import Cell, assert_equal, assert_same_gradients, dot, doubled, gradients, is_list, leaves, mix, total
 
 TREES, GROUP, EXAMPLES = 320, 40, 3
+OPTIONS: list[dict[str, Any]] = [{}, {"policy": "agenda"}, {"dedupe": True}, {"policy": "depth", "backend": "eager"}]
 Data = Callable[[random.Random], Any]
 Made = tuple[wb.Block, Data]
+
+
+VECTOR = wb.TensorType([3], "float64")
+
+
+def spread(rows: torch.Tensor) -> torch.Tensor:
+    return rows.cumsum(0).square().sum(0)
+
+
+def halved(nine: torch.Tensor) -> torch.Tensor:
+    return nine.reshape(3, 3).sum(0) / 2
 
 
 class Parts:
@@ -26,6 +38,7 @@ class Parts:
         torch.manual_seed(0)
         self.linear = nn.Linear(3, 3, dtype=torch.float64)
         self.table = nn.Embedding(6, 3, dtype=torch.float64)
+        self.cell = Cell(3).double()
 
 
 class Trees:
@@ -46,10 +59,9 @@ class Trees:
                 self.joined,
                 self.optional,
                 self.chosen,
-                self.recursive,
-                self.again,
-                self.unused,
+                *[self.recursive, self.again, self.unused] * 2,
                 self.attended,
+                self.random.choice([self.recurrent, self.windows, self.zipped, self.stacked, self.padded, self.composed]),
             ]
         made = self.random.choice(choices)(depth - 1)
         self.older.append(made)
@@ -73,8 +85,9 @@ class Trees:
             wb.Sum,
             wb.Mean,
             wb.Max,
+            wb.Min,
             lambda: wb.Reduce(wb.Function(mix)),
-            lambda: wb.Fold(wb.Function(mix), wb.Zeros(wb.TensorType([3], "float64"))),
+            lambda: wb.Fold(wb.Function(mix), wb.Zeros(VECTOR)),
         ]
         return wb.Map(item) >> self.random.choice(endings)(), self.listed(data)
 
@@ -104,7 +117,7 @@ class Trees:
     def recursive(self, depth: int) -> Made:
         self.has.add("recursion")
         leaf, data = self.vector(min(depth, 0))
-        deep = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([3], "float64"))
+        deep = wb.ForwardDeclaration(wb.PyObjectType(), VECTOR)
         inner = wb.Map(deep()) >> wb.Sum() >> self.parts.linear >> wb.Function(torch.tanh)
         deep.resolve_to(wb.OneOf(wb.InputTransform(is_nested), (wb.GetItem("leaf") >> leaf, inner)))
 
@@ -132,6 +145,39 @@ class Trees:
         block = wb.Record((query, wb.Map(item))) >> wb.Attend(wb.Function(dot))
         return block, lambda r: (first(r), many(r))
 
+    def recurrent(self, depth: int) -> Made:
+        item, data = self.vector(depth)
+        cell = wb.Function(self.parts.cell).set_input_type((VECTOR, VECTOR))
+        return wb.Map(item) >> wb.RNN(cell) >> wb.Record((wb.Sum(), wb.Identity())) >> wb.Function(mix), self.listed(data)
+
+    def windows(self, depth: int) -> Made:
+        item, data = self.vector(depth)
+        return wb.Map(item) >> wb.NGrams(2) >> wb.Map(wb.Function(mix)) >> wb.Sum(), self.listed(data)
+
+    def zipped(self, depth: int) -> Made:
+        (one, first), (item, second) = self.vector(depth), self.vector(depth)
+        many = self.listed(second)
+        pairs = wb.Record((one >> wb.Broadcast(), wb.Map(item))) >> wb.ZipWith(wb.Function(mix)) >> wb.Max()
+        return pairs, lambda r: (first(r), many(r))
+
+    def stacked(self, depth: int) -> Made:
+        item, data = self.vector(depth)
+        return wb.Map(item) >> wb.Stack() >> wb.Function(spread), self.listed(data)
+
+    def padded(self, depth: int) -> Made:
+        item, data = self.vector(depth)
+        return wb.Map(item) >> wb.Pad(3, 0.5) >> wb.Concat() >> wb.Function(halved), self.listed(data)
+
+    def composed(self, depth: int) -> Made:
+        (a, first), (b, second) = self.vector(depth), self.vector(depth)
+        whole = wb.Composition()
+        with whole.scope():
+            one, two = (wb.GetItem(key).reads(whole.input) for key in ("a", "b"))
+            left, right = ((wb.Map(part) >> wb.Sum()).reads(each) for part, each in ((a, one), (b, two)))
+            whole.output.reads(wb.Function(mix).reads(left, right))
+        lists = self.listed(first), self.listed(second)
+        return whole, lambda r: {"a": lists[0](r), "b": lists[1](r)}
+
     def tree(self) -> Made:
         """A block that gives a vector, a number, a tuple or a sequence."""
         block, data = self.vector(3)
@@ -157,7 +203,7 @@ def test_random_blocks(group: int) -> None:
     blocks = [block for block, _ in made]
     examples = [tuple(data(r) for _, data in made) for _ in range(EXAMPLES)]
     root = wb.Record(tuple(blocks))
-    together = wb.compile(root)
+    together = wb.compile(root, **OPTIONS[group % len(OPTIONS)])
     together.stack = False
     got = together(examples)
     wanted = [tuple(block.eval_one(x) for block, x in zip(blocks, example, strict=True)) for example in examples]
