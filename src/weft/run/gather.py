@@ -27,15 +27,16 @@ SMALL = 1 << 18
 
 
 class Rows:
-    """Ranges of an arena's rows, one for each step, seen in some shape."""
+    """Ranges of an arena's rows, one for each step; with a `width`, so many of them side by side."""
 
-    def __init__(self, arena: Tensor, starts: list[int], sizes: list[int], shape: tuple[int, ...] | None = None) -> None:
-        self.arena, self.starts, self.sizes, self.shape = arena, starts, sizes, shape
+    def __init__(self, arena: Tensor, starts: list[int], sizes: list[int], width: int | None = None) -> None:
+        self.arena, self.starts, self.sizes, self.width = arena, starts, sizes, width
 
     def block(self, first: int, last: int) -> Sequence[Tensor]:
         ranges = zip(self.starts[first:last], self.sizes[first:last], strict=True)
         rows = [self.arena.narrow(0, start, size) for start, size in ranges]
-        return rows if self.shape is None else [row.view(self.shape) for row in rows]
+        width = self.width
+        return rows if width is None else [row.view(len(row) // width, width, *row.shape[1:]) for row in rows]
 
 
 class Gathering:
@@ -47,18 +48,19 @@ class Gathering:
         self.at, self.arena, self.by_address = at, arena, by_address
         self.is_sum = at.read.kind == "sum"
         self.acts = self.is_sum or not at.all_slices
-        shape = run.gathered_shape(at.read, arena)
+        width = at.read.width if at.read.kind == "slots" else None
         if not self.acts:
-            self.column: Any = Rows(arena, at.starts, at.cuts.sizes, shape)
+            self.column: Any = Rows(arena, at.starts, at.cuts.sizes, width)
         elif keep or numbers(run, value) <= SMALL:
             whole = run.store[value.name] = run.empty(value)
             self.column = run.column(value)
-            self.flat: Any = Cut(whole.view(-1, *arena.shape[1:]), run.cuts if self.is_sum else at.cuts)
+            rows = len(whole) * (width or 1)
+            self.flat: Any = Cut(whole.view(rows, *arena.shape[1:]), run.cuts if self.is_sum else at.cuts)
         else:
             sizes = run.cuts.sizes if self.is_sum else at.cuts.sizes
             scratch = arena.new_empty((max(sizes, default=0), *arena.shape[1:]))
             zeros = [0] * len(sizes)
-            self.column, self.flat = Rows(scratch, zeros, sizes, shape), Rows(scratch, zeros, sizes)
+            self.column, self.flat = Rows(scratch, zeros, sizes, width), Rows(scratch, zeros, sizes)
 
     def block(self, first: int, last: int) -> Sequence[Any]:
         rows: Sequence[Tensor] = self.column.block(first, last)

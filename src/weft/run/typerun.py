@@ -96,7 +96,7 @@ class TypeRun:
         rows = arena.index_select(0, at.index) if first is None else arena.narrow(0, first, at.cuts.offsets[-1])
         return rows.view(self.gathered_shape(read, arena, len(rows) // (read.width if read.kind == "slots" else 1)))
 
-    def gathered_shape(self, read: Read, arena: Tensor, rows: int = -1) -> tuple[int, ...]:
+    def gathered_shape(self, read: Read, arena: Tensor, rows: int) -> tuple[int, ...]:
         tail = tuple(arena.shape[1:])
         return (rows, read.width, *tail) if read.kind == "slots" else (rows, *tail)
 
