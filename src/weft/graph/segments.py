@@ -24,11 +24,12 @@ def bag_sum(rows: Tensor, index: Tensor, bounds: Tensor) -> Tensor:
 def segment_sum(rows: Tensor, seg: Tensor, segments: int, bounds: Tensor) -> Tensor:
     """`out[i] = sum(rows[bounds[i]:bounds[i+1]])`; `seg` says the same row by row."""
     if rows.dtype in _BAGGED:
-        return bag_sum(rows, _count_to(rows.shape[0], rows.device), bounds)
+        return bag_sum(rows, count_to(rows.shape[0], rows.device), bounds)
     return rows.new_zeros((segments, *rows.shape[1:])).index_add(0, seg, rows)
 
 
-def _count_to(n: int, device: torch.device) -> Tensor:
+def count_to(n: int, device: torch.device) -> Tensor:
+    """0, 1, ..., n - 1; made once for each device."""
     kept = _counting.get(device)
     if kept is None or kept.shape[0] < n:
         kept = _counting[device] = torch.arange(max(1024, 2 * n), dtype=torch.int32, device=device)

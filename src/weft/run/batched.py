@@ -82,11 +82,15 @@ class Execution:
         self.training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
         self.needs = [tensor.requires_grad and self.training for tensor in self.tensors]
         self.records: dict[Any, Any] = {"training": self.training}
-        self.learns = self._learning_types()
-        self.codes = self._kept_codes()
+        self.learns, self.codes = self._kind()
         if call.device.type == "cuda":
             tables = [step_table(call.plan, i) for i, group in enumerate(call.plan.groups) if group.cyclic]
             self.indices.bring(self.training, tables if call.backend == "triton" else ())
+
+    def _kind(self) -> tuple[dict[int, bool], Codes]:
+        """Which types learn, and the compiled cells: the same for all plans of one shape."""
+        self.learns = self._learning_types()
+        return self.learns, self._kept_codes()
 
     def _kept_codes(self) -> Codes:
         """The compiled cells, which do not change while plans have one shape and the same gradients and outputs are wanted."""

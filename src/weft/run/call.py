@@ -29,6 +29,8 @@ class CompiledCell:
     """Memory of plans whose first type this is, between two calls."""
     tree: Any = None
     """The structure of what the cell pushes; None if it pushes nothing."""
+    recent: list[Any] = field(default_factory=list)
+    """The kinds of the last calls on a GPU."""
     kept: OrderedDict[Any, Codes] = field(default_factory=OrderedDict)
     """The compiled pieces of this cell and those that it ran with."""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit, needed_part
@@ -145,6 +147,11 @@ class CellCode:
             if name in self.role.exchanged:
                 found.setdefault(id(value), []).append(name)
         return found
+
+    @cached_property
+    def has_doubles(self) -> bool:
+        """Whether anything that the cell is given is in float64."""
+        return any(value.dtype is torch.float64 for value in self.tape.inputs.values())
 
     @cached_property
     def has_twins(self) -> bool:

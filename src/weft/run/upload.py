@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 ALIGNED = 4
 """Arrays start at multiples of so many integers: 16 bytes."""
+_PADDING = [np.zeros(count, dtype=np.int32) for count in range(ALIGNED)]
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
@@ -20,15 +22,16 @@ def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
 
 def upload(arrays: Iterable[np.ndarray], device: torch.device) -> dict[int, Tensor]:
     """Integer arrays as 32-bit tensors, by `id` of the array. The arrays must outlive the use of these numbers."""
-    wanted = list({id(array): array for array in arrays}.values())
-    starts: list[int] = []
-    total = 0
-    for array in wanted:
-        starts.append(total)
-        total += -(-array.size // ALIGNED) * ALIGNED
-    pinned = torch.empty(total, dtype=torch.int32, pin_memory=device.type == "cuda")
-    place = pinned.numpy()
-    for start, array in zip(starts, wanted, strict=True):
-        place[start : start + array.size] = array.reshape(-1)
+    parts: list[np.ndarray] = []
+    sizes: list[int] = []
+    wanted = {id(array): array for array in arrays}
+    for array in wanted.values():
+        flat = array if array.ndim == 1 else array.reshape(-1)
+        parts += (flat, _PADDING[-flat.size % ALIGNED])
+        sizes += (flat.size, -flat.size % ALIGNED)
+    pinned = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    if parts:
+        np.concatenate(parts, out=pinned.numpy(), casting="unsafe")
     there = pinned.to(device, non_blocking=True)
-    return {id(array): there[start : start + array.size] for start, array in zip(starts, wanted, strict=True)}
+    starts = accumulate(sizes, initial=0)
+    return {key: there.narrow(0, start, size) for key, start, size in zip(wanted, islice(starts, 0, None, 2), sizes[::2])}  # noqa: B905

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
+from weft.graph.segments import count_to
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
 from weft.run.gpu.job import Weight
@@ -62,6 +63,10 @@ class Source:
     def _outside(self, run: TypeRun) -> Tensor:
         outside: Tensor = run.gradients[self.key][0]
         return outside.contiguous()
+
+    def _outside_at(self, run: TypeRun) -> Tensor:
+        """Here the rows are in order already; recipes read them where they lie."""
+        return count_to(run.rows, run.indices.device)
 
     def _returned(self, run: TypeRun) -> Tensor:
         found: Tensor = run.gradients[self.key][1][self.number][0]
@@ -163,7 +168,9 @@ class Binding:
         base = self.name(value, "g")
         from_outside = None
         if outside:
-            from_outside = Memory(self.tensor(f"{base}_out", Source("outside", key=value.name)), width, "r")
+            rows = self.tensor(f"{base}_out", Source("outside", key=value.name))
+            index = self.tensor(f"{base}_out_at", Source("outside_at", key=value.name))
+            from_outside = Gathered(rows, width, "r", False, index)
         parts = [self._returned(value, base, number, single, output) for number, single in inner]
         self.inputs[id(value)] = Collected("", width, "r", True, from_outside, tuple(parts))
 

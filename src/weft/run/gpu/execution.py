@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.run.backward import Backward
 from weft.run.batched import Execution
+from weft.run.code import Codes
 from weft.run.gpu.launch import current_stream
 from weft.run.gpu.recipe import NoRecipe, Recipe
 from weft.run.gpu.recipeback import BackText
@@ -17,6 +18,8 @@ from weft.run.gpu.recipeforward import ForwardText
 
 MOST_RECIPES = 8
 """For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
+
+MOST_RECENT = 4
 
 
 class GpuExecution(Execution):
@@ -28,6 +31,19 @@ class GpuExecution(Execution):
     """Which this call wrote."""
     kept: tuple[Tensor, ...] = ()
     given_tensors: Sequence[Tensor] = ()
+
+    def _kind(self) -> tuple[dict[int, bool], Codes]:
+        """As the last calls had it, if one of them was of the same kind: comparing is faster than looking up."""
+        call, plan = self.call, self.plan
+        wanted = [(one.name, *one.types(plan)) for one in call.wanted]
+        now = (call.recompute, call.device, self.needs, self.place, wanted, [*call.feeds], call.cells, plan.shape)
+        recent: list[tuple[Any, dict[int, bool], Codes]] = call.cells[self.types[0]].recent if self.types else []
+        for known, learns, codes in recent:
+            if known == now:
+                return learns, codes
+        learns, codes = super()._kind()
+        recent[:] = [(now, learns, codes), *recent][:MOST_RECENT]
+        return learns, codes
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))

@@ -10,10 +10,13 @@ import hashlib
 import linecache
 import os
 from collections.abc import Sequence
+from functools import reduce
 from importlib.util import find_spec
+from operator import or_
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def has_triton() -> bool:
@@ -34,6 +37,31 @@ def usable(device: torch.device) -> bool:
 def current_stream(device: torch.device) -> int:
     """The handle of a device's current stream; 0 without one."""
     return torch._C._cuda_getCurrentRawStream(device.index or 0) if device.type == "cuda" else 0
+
+
+class Quick:
+    """Launches a kernel whose arguments are some numbers and then tensors, always of the same kinds."""
+
+    def __init__(self, kernel: Kernel, constants: tuple[Any, ...] = ()) -> None:
+        self.kernel, self.constants = kernel, constants
+        self._ready: dict[tuple[int | None, bool], tuple[Any, tuple[Any, ...]]] = {}
+
+    def __call__(self, programs: int, numbers: tuple[int, ...], tensors: Sequence[Tensor]) -> None:
+        device = tensors[0].device
+        if device.type != "cuda":
+            self.kernel.launch(programs, device, (*numbers, *tensors), self.constants)
+            return
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        aligned = not reduce(or_, pointers) & 15
+        found = self._ready.get((device.index, aligned))
+        if found is None:
+            kinds = [*[None] * len(numbers), *[tensor.dtype for tensor in tensors]]
+            ready = self.kernel.ready(device, kinds, self.constants, aligned)
+            found = self._ready[device.index, aligned] = ready, self.kernel.fixed[ready]
+        ready, fixed = found
+        if programs:
+            stream = torch._C._cuda_getCurrentRawStream(device.index)
+            ready(programs, 1, 1, stream, *fixed, *numbers, *pointers, *self.constants)
 
 
 class Kernel:

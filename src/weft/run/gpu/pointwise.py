@@ -17,7 +17,7 @@ from weft.graph.tape import Value, operands
 from weft.run.emit import Code, Emitter
 from weft.run.gpu.formulas import JOINS, PRELUDE, has_formula
 from weft.run.gpu.job import Job, Tile
-from weft.run.gpu.launch import Kernel
+from weft.run.gpu.launch import Kernel, Quick
 from weft.run.gpu.memory import Memory
 from weft.run.gpu.units import NotExpressible, Units
 from weft.run.rowview import cuts_rows, place_of, row_width
@@ -160,12 +160,14 @@ def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Callab
         *(f"    {line}" for line in job.text),
     ]
     source = PRELUDE + "\n\n@triton.jit(do_not_specialize=['n'])\n" + "\n".join(lines) + "\n"
-    kernel = Kernel(source, "piece")
+    quick = Quick(Kernel(source, "piece"))
+    shared = [at for at, value in enumerate(inputs) if value.rows is None]
 
     def launch(rows: int, *tensors: Tensor) -> None:
-        device = tensors[-1].device
-        there = [tensor if tensor.device == device else tensor.to(device) for tensor in tensors]  # constants of the cell
-        kernel.launch(-(-rows // tile.rows) * across, device, (rows, *there))
+        there = tensors[-1].device
+        for at in shared:
+            if tensors[at].device != there:  # single numbers may be elsewhere, as torch allows
+                tensors = (*tensors[:at], tensors[at].to(there), *tensors[at + 1 :])
+        quick(-(-rows // tile.rows) * across, (rows,), tensors)
 
-    launch.kernel = kernel  # type: ignore[attr-defined]
     return launch

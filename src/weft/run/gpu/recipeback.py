@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from weft.graph.ports import port_of
-from weft.graph.segments import bag_sum
+from weft.graph.segments import bag_sum, count_to
 from weft.graph.tape import Name
 from weft.plan.plan import NOT_A_SLICE, Group
 from weft.run.backward import Backward
@@ -18,12 +18,15 @@ from weft.run.gpu.bind import Source
 from weft.run.gpu.launchtext import say_launches
 from weft.run.gpu.recipe import NoRecipe, Recipe, Writer
 from weft.run.gpu.recipetypes import TypeText
-from weft.run.gpu.rowcopy import put_rows
+from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.gpu.sweep import few_rows
 from weft.run.indices import BackIndex, Indices
 
 if TYPE_CHECKING:
     from weft.run.gpu.execution import GpuExecution
+
+GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
+"""Arguments of kernels that have to do with gradients of recurrent outputs."""
 
 PARAMETERS = "tensors, saved, grads, records, device, stream"
 
@@ -34,6 +37,14 @@ class Room:
 
     rows: str
     count: str
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Rows that an index names; without one, rows in order."""
+
+    rows: str
+    index: str | None = None
 
 
 @dataclass(eq=False)
@@ -56,7 +67,7 @@ class BackText:
         self.types = {t: TypeText(self.writer, run, self.arenas, inputs) for t, run in backward.runs.items()}
         for i, (t, name) in enumerate(names):
             self.types[t].store[name] = f"saved[{i}]"
-        self.given: dict[tuple[int, Name], str] = {}
+        self.given: dict[tuple[int, Name], list[Taken]] = {}
         self.returned: dict[tuple[int, int, Name], Room] = {}
         self.gradients: dict[tuple[int, Name], str] = {}
 
@@ -85,19 +96,15 @@ class BackText:
                 name = cells[t].own_name(wanted.name)
                 if name not in text.code.split.outputs:
                     continue
-                rows = f"grads[{i}]"
-                if not text.all_nodes():
-                    rows = self.writer.let(f"{rows}.index_select(0, {text.nodes()})")
-                before = self.given.get((t, name))
-                self.given[t, name] = rows if before is None else self.writer.let(f"{before} + {rows}")
+                self.given.setdefault((t, name), []).append(Taken(f"grads[{i}]", None if text.all_nodes() else text.nodes()))
 
     def _prepare(self, number: int, text: TypeText) -> None:
         cut = self.backward.cut[text.type][0]
         taken = [value for piece in cut.pieces.values() for value in piece.takes]
         for name, value in cut.tape.inputs.items():
             if name[0] == "ct" and name[1] not in text.code.role.recurrent_out and any(value is one for one in taken):
-                total = self._outside(number, text, name[1])
-                text.store[value.name] = total or self.writer.let(f"{text.empty(value)}.zero_()")
+                parts = self._outside(number, text, name[1])
+                text.store[value.name] = self._total(parts) or self.writer.let(f"{text.empty(value)}.zero_()")
 
     def _back(self, key: tuple[int, int, int]) -> BackIndex | None:
         """One way back, if it is there; it must be there, or not, in every plan of this recipe."""
@@ -117,32 +124,48 @@ class BackText:
                 self._back((read.type, read.port, number))
         return found
 
-    def _outside(self, number: int, text: TypeText, name: Any) -> str | None:
-        total = self.given.get((text.type, name))
+    def _outside(self, number: int, text: TypeText, name: Any) -> list[Taken]:
+        """Where the gradient of an output comes from, as far as that is outside the group."""
+        parts = list(self.given.get((text.type, name), []))
         if name in text.code.role.exchanged:
             for reader, way in self._readers(number, text, name):
                 if reader not in self.plan.groups[number].types:
-                    part = self._own_part(text, name[0], way, self._pulled(way))
-                    total = part if total is None else self.writer.let(f"{total} + {part}")
+                    parts.append(self._own_part(text, name[0], way, self._pulled(way)))
+        return parts
+
+    def _total(self, parts: list[Taken]) -> str | None:
+        """The sum of some rows, in order."""
+        total: str | None = None
+        take = self.writer.bind(take_rows)
+        pending = list(parts)
+        while pending:
+            one = pending.pop(0)
+            if total is None and one.index is not None:
+                more = pending.pop(0) if pending and pending[0].index is not None else None
+                second = "" if more is None else f", {more.rows}, {more.index}"
+                total = self.writer.let(f"{take}({one.rows}, {one.index}{second})")
+            else:
+                rows = one.rows if one.index is None else self.writer.let(f"{one.rows}.index_select(0, {one.index})")
+                total = rows if total is None else self.writer.let(f"{total} + {rows}")
         return total
 
-    def _pulled(self, way: Way) -> str:
+    def _pulled(self, way: Way) -> Taken:
         """The gradient of all class rows that a group wrote, from a reader outside it."""
         key, room, w = way.key, way.room, self.writer
         if w.ask(("slice", key), lambda indices: _back_of(indices, key).slices[0] != NOT_A_SLICE):
             first = w.fact(("slice", key), lambda indices: _back_of(indices, key).slices[0])
             many = w.fact(("many", key), lambda indices: _back_of(indices, key).back.last - _back_of(indices, key).back.first)
-            return w.let(f"{room.rows}.narrow(0, {first}, {many})")
+            return Taken(w.let(f"{room.rows}.narrow(0, {first}, {many})"))
         if w.ask(("all read", key), lambda indices: _all_read(_back_of(indices, key))):
-            return w.let(f"{room.rows}.index_select(0, {self._single(way)})")
+            return Taken(room.rows, self._single(way))
         index = w.fact(("back index", key), lambda indices: _back_of(indices, key).index)
         bounds = w.fact(("back bounds", key), lambda indices: _back_of(indices, key).bounds)
-        return w.let(f"{w.bind(bag_sum)}({room.rows}, {index}, {bounds})")
+        return Taken(w.let(f"{w.bind(bag_sum)}({room.rows}, {index}, {bounds})"))
 
     def _single(self, way: Way) -> str:
         return self.writer.fact(("single", way.key), lambda indices: _back_of(indices, way.key).single)
 
-    def _own_part(self, text: TypeText, output: int, way: Way, rows: str) -> str:
+    def _own_part(self, text: TypeText, output: int, way: Way, taken: Taken) -> Taken:
         """A type's rows among those that a group wrote."""
         type, key, w = text.type, way.key, self.writer
 
@@ -150,17 +173,23 @@ class BackText:
             back = _back_of(indices, key).back
             return indices.class_rows(type, output) == (back.first, back.last)
 
+        def start(indices: Indices) -> int:
+            rows = indices.class_rows(type, output)
+            assert isinstance(rows, tuple)
+            return rows[0] - _back_of(indices, key).back.first
+
         if text.class_range(output):
             if w.ask(("whole", type, output, key), whole):
-                return rows
-            first = w.fact(
-                ("from", type, output, key),
-                lambda indices: indices.class_rows(type, output)[0] - _back_of(indices, key).back.first,
-            )
-            return w.let(f"{rows}.narrow(0, {first}, {text.n})")
+                return taken
+            first = w.fact(("from", type, output, key), start)
+            if taken.index is None:
+                return Taken(w.let(f"{taken.rows}.narrow(0, {first}, {text.n})"))
+            return Taken(taken.rows, w.let(f"{taken.index}.narrow(0, {first}, {text.n})"))
         first = w.fact(("first of", key), lambda indices: _back_of(indices, key).back.first)
         where = w.let(f"{text.class_rows(output)} - {first}")
-        return w.let(f"{rows}.index_select(0, {where})")
+        if taken.index is None:
+            return Taken(taken.rows, where)
+        return Taken(taken.rows, w.let(f"{taken.index}.index_select(0, {where})"))
 
     def _whole(self, text: TypeText, stage: str) -> None:
         code = self.backward.cut[text.type][1].get(stage)
@@ -197,22 +226,29 @@ class BackText:
         members = [self.types[t] for t in types]
         for text in members:
             self._make_room(text)
-        parts: dict[tuple[int, str], tuple[str | None, list[Way]]] = {}
+        parts: dict[tuple[int, str], tuple[Taken | None, list[Way]]] = {}
         for text in members:
             for value in self.backward.cut[text.type][1]["back"].takes:
                 name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
                 if name is not None:
-                    parts[text.type, value.name] = self._outside(number, text, name), self._inside(number, group, text, name)
+                    outside = self._in_one_place(self._outside(number, text, name))
+                    parts[text.type, value.name] = outside, self._inside(number, group, text, name)
         for text in members:
             self._make_places(text, sweep)
 
         def argument(text: TypeText, source: Source) -> str:
             gradient = parts.get((text.type, source.key))
-            if gradient is None or source.what not in ("outside", "returned", "total", "single", "back_index", "back_bounds"):
+            if gradient is None or source.what not in GRADIENTS:
                 return text.argument(source)
-            return self._gradient(gradient, source)
+            return self._gradient(text, gradient, source)
 
         say_launches(self.writer, number, walk, members, argument)
+
+    def _in_one_place(self, parts: list[Taken]) -> Taken | None:
+        if len(parts) == 1:
+            return parts[0]
+        total = self._total(parts)
+        return None if total is None else Taken(total)
 
     def _inside(self, number: int, group: Group, text: TypeText, name: Any) -> list[Way]:
         ways = [way for reader, way in self._readers(number, text, name) if reader in group.types]
@@ -220,10 +256,14 @@ class BackText:
             self.writer.ask(("one reader", way.key), partial(_one_reader, way.key))
         return ways
 
-    def _gradient(self, gradient: tuple[str | None, list[Way]], source: Source) -> str:
+    def _gradient(self, text: TypeText, gradient: tuple[Taken | None, list[Way]], source: Source) -> str:
         outside, ways = gradient
         if source.what == "outside":
-            return self.writer.let(f"{outside}.contiguous()")
+            assert outside is not None
+            return self.writer.let(f"{outside.rows}.contiguous()")
+        if source.what == "outside_at":
+            assert outside is not None
+            return outside.index or self.writer.let(f"{self.writer.bind(count_to)}({text.n}, device)")
         way = ways[source.number]
         if source.what in ("returned", "total"):
             return way.room.rows if source.what == "returned" else way.room.count

@@ -186,4 +186,6 @@ class TypeText:
         if source.what == "own":
             return self.store[value.name]
         found = self.whole(value)
-        return found if source.what == "weight" else self.writer.let(f"{found}.contiguous()")
+        if source.what == "weight":
+            return found
+        return self.writer.let(f"{found}{'.to(device)' * (value.rows is None)}.contiguous()")

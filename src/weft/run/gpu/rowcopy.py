@@ -1,11 +1,11 @@
-"""Rows to places: `out[places[i]] = rows[i]`, each place once."""
+"""Rows to places, `out[places[i]] = rows[i]`, each place once; and from places, `out[i] = a[p[i]] + b[q[i]]`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from weft.run.gpu.launch import Kernel
+from weft.run.gpu.launch import Kernel, Quick
 
 BLOCK = 1024
 
@@ -22,14 +22,48 @@ def put(numbers, width, out, places, rows):
     tl.store(out + place * width + column, tl.load(rows + at, mask=live, other=0), mask=live)
 """
 
-_kernels: dict[torch.dtype, Kernel] = {}
+_kernels: dict[torch.dtype, Quick] = {}
 
 
 def put_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
     """Write rows to their places; what this stands for is `out.index_copy_(0, places.long(), rows)`."""
-    kernel = _kernels.get(rows.dtype)
-    if kernel is None:
-        kernel = _kernels[rows.dtype] = Kernel(SOURCE, "put")
+    quick = _kernels.get(rows.dtype)
+    if quick is None:
+        quick = _kernels[rows.dtype] = Quick(Kernel(SOURCE, "put"))
     numbers = rows.numel()
     if numbers:
-        kernel.launch(-(-numbers // BLOCK), out.device, (numbers, numbers // rows.shape[0], out, places, rows.contiguous()))
+        quick(-(-numbers // BLOCK), (numbers, numbers // rows.shape[0]), (out, places, rows.contiguous()))
+
+
+TAKE = f"""import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["numbers", "width"])
+def take(numbers, width, out, a, p, b, q, TWO: tl.constexpr):
+    at = (tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
+    live = at < numbers
+    row, column = at // width, at % width
+    first = tl.load(p + row, mask=live, other=0).to(tl.int64)
+    found = tl.load(a + first * width + column, mask=live, other=0)
+    if TWO:
+        second = tl.load(q + row, mask=live, other=0).to(tl.int64)
+        found += tl.load(b + second * width + column, mask=live, other=0)
+    tl.store(out + at, found, mask=live)
+"""
+
+_takers: dict[tuple[torch.dtype, bool], Quick] = {}
+
+
+def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = None) -> Tensor:
+    """What this stands for is `a.index_select(0, p)`, plus `b.index_select(0, q)`."""
+    a, two = a.contiguous(), b is not None
+    out = torch.empty((p.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
+    quick = _takers.get((a.dtype, two))
+    if quick is None:
+        quick = _takers[a.dtype, two] = Quick(Kernel(TAKE, "take"), (two,))
+    numbers = out.numel()
+    if numbers:
+        more = (a, p) if b is None or q is None else (b.contiguous(), q)
+        quick(-(-numbers // BLOCK), (numbers, numbers // p.shape[0]), (out, a, p, *more))
+    return out

@@ -105,11 +105,7 @@ def few_rows(code: CellCode, plan: Plan, type: int) -> bool:
     """Whether kernels suit a type of a plan."""
     if len(plan.rows[type]) >= WIDEST * max(len(plan.type_steps(type)[0]), 1):
         return False
-    return interpreted() or not _has_doubles(code)
-
-
-def _has_doubles(code: CellCode) -> bool:
-    return any(value.dtype is torch.float64 for value in code.tape.inputs.values())
+    return not code.has_doubles or interpreted()
 
 
 _built: WeakKeyDictionary[CellCode, dict[Hashable, Walk | NotExpressible]] = WeakKeyDictionary()
