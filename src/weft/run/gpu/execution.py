@@ -14,7 +14,9 @@ from weft.run.code import Codes
 from weft.run.gpu.launch import current_stream
 from weft.run.gpu.recipe import NoRecipe, Recipe
 from weft.run.gpu.recipeback import BackText
-from weft.run.gpu.recipeforward import ForwardText
+from weft.run.gpu.recipeforward import ForwardText, Saved
+
+_autograd: Any = torch._C._autograd
 
 MOST_RECIPES = 8
 """For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
@@ -62,21 +64,28 @@ class GpuExecution(Execution):
         return outputs
 
     def pack(self) -> list[Tensor]:
+        """Nothing for autograd to keep, unless somebody wants to know what is kept: backward lets go of it piece by piece."""
         if self.recipe is None:
             return super().pack()
+        about: Saved = self.recipe.about
+        self.saved, self.saved_arenas = about.names, about.arenas
+        if not about.seen and _autograd._top_saved_tensors_default_hooks(True) is None:
+            return []
         kept, self.kept = list(self.kept), ()
-        self.saved, self.saved_arenas = self.recipe.about
         return kept
 
     def backward(
         self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
+        mine = [*saved, *self.kept]
+        if self.kept and not _autograd._get_current_graph_task_keep_graph():
+            self.kept = ()
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
-            return super().backward(tensors, saved, grads)
+            return super().backward(tensors, mine, grads)
         device = self.call.device
         facts, stream = found.facts(self.indices), current_stream(device)
-        results: list[Tensor | None] = found.run(facts, tensors, saved, grads, self.records, device, stream)
+        results: list[Tensor | None] = found.run(facts, tensors, mine, grads, self.records, device, stream)
         return results
 
     def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -17,6 +17,7 @@ from weft.run.backward import Backward
 from weft.run.gpu.bind import Source
 from weft.run.gpu.launchtext import say_launches
 from weft.run.gpu.recipe import NoRecipe, Recipe, Writer
+from weft.run.gpu.recipeforward import Saved
 from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.gpu.sweep import few_rows
@@ -58,15 +59,19 @@ class Way:
 class BackText:
     """Writes the recipe of a backward pass that was just done."""
 
-    def __init__(self, execution: GpuExecution, backward: Backward, about: Any, grads: Sequence[Tensor | None]) -> None:
+    def __init__(self, execution: GpuExecution, backward: Backward, about: Saved, grads: Sequence[Tensor | None]) -> None:
         self.execution, self.plan, self.backward, self.grads = execution, execution.plan, backward, grads
         self.writer = Writer(execution.indices)
-        names, arenas = about
-        self.arenas = {home: f"saved[{len(names) + i}]" for i, home in enumerate(arenas)}
+        names, arenas = about.names, about.arenas
+        kept = [self.writer.fresh() for _ in (*names, *arenas)]
+        if kept:
+            self.writer.say(f"({', '.join(kept)},) = saved")
+            self.writer.say("saved.clear()")
+        self.arenas = dict(zip(arenas, kept[len(names) :], strict=True))
         inputs = execution.input_numbers()
         self.types = {t: TypeText(self.writer, run, self.arenas, inputs) for t, run in backward.runs.items()}
-        for i, (t, name) in enumerate(names):
-            self.types[t].store[name] = f"saved[{i}]"
+        for variable, (t, name) in zip(kept, names, strict=False):
+            self.types[t].store[name] = variable
         self.given: dict[tuple[int, Name], list[Taken]] = {}
         self.returned: dict[tuple[int, int, Name], Room] = {}
         self.gradients: dict[tuple[int, Name], str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 PARAMETERS = "tensors, records, device, stream"
 
 
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a forward pass keeps for its backward pass: values by type and name, then arenas by class and key."""
+
+    names: list[tuple[int, str]]
+    arenas: list[tuple[int, Name]]
+    seen: bool
+    """Whether the caller sees some of that memory, and might write to it: then autograd must watch over it."""
+
+
 class ForwardText:
     """Writes the recipe of a forward pass that was just done."""
 
@@ -30,6 +41,7 @@ class ForwardText:
         self.execution, self.plan = execution, execution.plan
         self.writer = Writer(execution.indices)
         self.arenas: dict[tuple[int, Name], str] = {}
+        self.seen = False
         inputs = execution.input_numbers()
         self.types = {t: TypeText(self.writer, run, self.arenas, inputs) for t, run in execution.runs.items()}
 
@@ -45,7 +57,7 @@ class ForwardText:
         outputs = [self._rows(wanted) for wanted in self.execution.call.wanted]
         names, saved = self._saved()
         text = f"[{', '.join(outputs)}], ({', '.join(saved)}{',' * (len(saved) == 1)})"
-        return self.writer.recipe(PARAMETERS, text, (names, list(self.arenas)))
+        return self.writer.recipe(PARAMETERS, text, Saved(names, list(self.arenas), self.seen))
 
     def _make_arenas(self) -> None:
         for (number, key), arena in self.execution.arenas.items():
@@ -123,6 +135,7 @@ class ForwardText:
     def _of_one_type(self, text: TypeText, name: Any) -> str:
         t, rows = text.type, self._rows_of(text, name)
         if self.writer.ask(("all in order", t), lambda indices: indices.nodes(t) is None):
+            self.seen = True
             return self.writer.let(f"{rows}.detach()")
         order = self.writer.fact("row of node", lambda indices: indices.row_of_node())
         return self.writer.let(f"{rows}.index_select(0, {order})")
@@ -161,7 +174,9 @@ class ForwardText:
         if self.execution.training:
             for t, text in self.types.items():
                 for value in text.code.saved:
-                    if text.has(value) and not text.whole(value).startswith("tensors["):
+                    name: Any = text.code.input_name.get(value.name)
+                    fed = name is not None and name[0] in ("feed", "capture")  # backward finds them where forward did
+                    if text.has(value) and not fed:
                         names.append((t, value.name))
                         saved.append(text.whole(value))
             saved += self.arenas.values()
