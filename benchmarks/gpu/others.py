@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 import weft
 import weft.nn
 from benchmarks import data
+from benchmarks.gpu.trees import forget_plans
 
 CUDA = torch.device("cuda")
 
@@ -49,6 +50,7 @@ def cudnn_step(module: nn.LSTM) -> Callable[[Sequences], None]:
 
 def lstm_step(model: weft.nn.LSTM) -> Callable[[Sequences], None]:
     def step(batch: Sequences) -> None:
+        forget_plans(model)
         model.zero_grad()
         model(weft.Graph.batch(batch.graphs), batch.x).backward(batch.gradient)
 
@@ -78,6 +80,7 @@ def make_full_trees(trees: int, leaves: int, d: int, seed: int) -> FullTrees:
 
 def tree_fc_step(model: weft.nn.TreeFC) -> Callable[[FullTrees], None]:
     def step(batch: FullTrees) -> None:
+        forget_plans(model)
         model.zero_grad()
         model(weft.Graph.batch(batch.graphs), batch.x).backward(batch.gradient)
 

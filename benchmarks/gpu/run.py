@@ -1,8 +1,8 @@
 """Measure weft on a GPU beside hand-batched PyTorch and cuDNN: `python -m benchmarks.gpu.run --data DIR`.
 
-Times are microseconds of one training step: cached graphs are merged, planned, copied to the device, and run forward and
+Times are microseconds of one training step: cached graphs are merged, planned anew, copied to the device, and run forward and
 backward. `wall` is the time of steps that follow each other on changing batches, `host` what the host is busy with, `device`
-the time of all kernels. TF32 products. Before anything is timed, the results are compared with float64 on a CPU.
+the time of all kernels. TF32 products. Before Tree-LSTMs are timed, their results are compared with float64 on a CPU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 import weft
 import weft.nn
 from benchmarks import data
-from benchmarks.gpu import others, timing, trees
+from benchmarks.gpu import graphs, looks, others, timing, trees
 
 REPORTS = Path(__file__).parents[1] / "reports"
 CHECKED = 2e-3
@@ -31,9 +32,7 @@ CHECKED = 2e-3
 
 def measured(steps: dict[str, Callable[[Any], None]], batches: Sequence[Any]) -> dict[str, float]:
     """All figures of one case. The first step is weft's."""
-    found: dict[str, float] = {}
-    for name, step in steps.items():
-        found[f"{name} wall"] = round(timing.wall(step, batches), 1)
+    found = {f"{name} wall": round(time, 1) for name, time in timing.walls(steps, batches).items()}
     (ours, step), *rest = steps.items()
     found[f"{ours} host"] = round(timing.host(step, batches), 1)
     kernels, count, kinds = timing.device(step, batches)
@@ -82,7 +81,11 @@ def tree_cases(folder: str | None, sizes: Sequence[tuple[int, int]]) -> dict[str
         steps = {"weft": trees.weft_step(model), "growing": trees.hand_step(model, hand.growing)}
         if count <= 64:
             steps["preallocated"] = trees.hand_step(model, hand.preallocated)
-        found[f"Tree-LSTM on SST, hidden {d}, {count} trees"] = {"error": error, **measured(steps, batches)}
+        figures = {"error": error, **measured(steps, batches)}
+        if count <= 256 and d == 256:
+            with tempfile.TemporaryDirectory() as there:
+                figures |= timing.launches(steps["weft"], batches[0], Path(there) / "trace.json")
+        found[f"Tree-LSTM on SST, hidden {d}, {count} trees"] = figures
     return found
 
 
@@ -109,20 +112,54 @@ def full_tree_cases(sizes: Sequence[tuple[int, int]]) -> dict[str, dict[str, flo
     return found
 
 
+def graph_cases(folder: str | None, counts: Sequence[int], d: int = 256) -> dict[str, dict[str, float]]:
+    found = {}
+    for count in counts:
+        batches = graphs.sick_batches(folder, count, d, 6)
+        model = weft.nn.ChildSumTreeLSTM(graphs.D_IN, d).cuda()
+        steps = {"weft": graphs.weft_step(model), "growing": graphs.hand_step(model, graphs.child_sum)}
+        found[f"child-sum Tree-LSTM on SICK, hidden {d}, {count} trees"] = measured(steps, batches)
+        gru = weft.nn.TreeGRU(graphs.D_IN, d).cuda()
+        steps = {"weft": graphs.weft_step(gru), "growing": graphs.hand_step(gru, graphs.tree_gru)}
+        found[f"Tree-GRU on SICK, hidden {d}, {count} trees"] = measured(steps, batches)
+        cell = weft.nn.GridCell(graphs.D_IN, d).cuda()
+        steps = {"weft": graphs.weft_step(cell), "growing": graphs.hand_step(cell, graphs.grid)}
+        found[f"10 x 10 grids, hidden {d}, {count} grids"] = measured(steps, graphs.grid_batches(count, d, 3))
+    return found
+
+
+PARTS = ("trees", "sequences", "full", "graphs", "looks", "epoch")
+
+
+def part_cases(part: str, folder: str | None) -> dict[str, dict[str, float]]:
+    """The cases of one part of the report."""
+    if part == "quick":
+        return tree_cases(folder, [(256, 16), (256, 256)])
+    if part == "trees":
+        return tree_cases(folder, [*((256, n) for n in (1, 16, 64, 256, 1024)), (512, 256)])
+    if part == "sequences":
+        return sequence_cases(512, (1, 16, 64, 256, 1024))
+    if part == "full":
+        return full_tree_cases([(512, 1), (512, 16), (512, 64), (1024, 1), (1024, 16), (1024, 64)])
+    if part == "graphs":
+        return graph_cases(folder, (1, 16, 64, 256))
+    if part == "looks":
+        return looks.cases((1, 32, 256, 1024))
+    read, words = data.sst(data.folder(folder), "train")
+    return {"epoch of SST, hidden 150, batch 256": {"trees per second": round(others.sst_epoch(read, words))}}
+
+
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.run", description=__doc__)
     parser.add_argument("--data", help="folder with sst/ (default: WEFT_DATA)")
     parser.add_argument("--quick", action="store_true", help="two sizes of one workload")
+    parser.add_argument("--only", nargs="*", choices=PARTS, help="some of the parts")
     parser.add_argument("--out", type=Path, default=REPORTS, help="folder of the report")
     chosen = parser.parse_args(given)
     torch.set_float32_matmul_precision("high")
-    sizes = [(256, 16), (256, 256)] if chosen.quick else [(256, n) for n in (1, 16, 64, 256, 1024)] + [(512, 256)]
-    cases = tree_cases(chosen.data, sizes)
-    if not chosen.quick:
-        cases |= sequence_cases(512, (1, 16, 64, 256, 1024))
-        cases |= full_tree_cases([(512, 1), (512, 16), (512, 64), (1024, 1), (1024, 16), (1024, 64)])
-        read, words = data.sst(data.folder(chosen.data), "train")
-        cases["epoch of SST, hidden 150, batch 256"] = {"trees per second": round(others.sst_epoch(read, words))}
+    cases: dict[str, dict[str, float]] = {}
+    for part in chosen.only or (["quick"] if chosen.quick else PARTS):
+        cases |= part_cases(part, chosen.data)
     for name, figures in cases.items():
         print(name, *(f"{key} {value:g}" for key, value in figures.items()), sep="\n    ")
     about = {

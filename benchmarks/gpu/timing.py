@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -13,19 +14,24 @@ from torch.profiler import ProfilerActivity, profile
 T = TypeVar("T")
 
 
-def wall(step: Callable[[T], None], batches: Sequence[T], rounds: int = 5) -> float:
-    """Microseconds of one step: the median over rounds of steps that follow each other on changing batches."""
-    for batch in batches:
-        step(batch)
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for batch in batches:
+def walls(steps: Mapping[str, Callable[[T], None]], batches: Sequence[T], rounds: int = 7) -> dict[str, float]:
+    """Microseconds of one step of each kind: the median over rounds of steps that follow each other on changing batches.
+
+    Rounds of the different kinds take turns, so that a slow moment of the machine meets all of them.
+    """
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        for batch in [*batches, *batches]:
             step(batch)
-        torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) / len(batches) * 1e6)
-    return statistics.median(found)
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            for batch in batches:
+                step(batch)
+            torch.cuda.synchronize()
+            found[name].append((time.perf_counter() - start) / len(batches) * 1e6)
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def host(step: Callable[[T], None], batches: Sequence[T]) -> float:
@@ -56,6 +62,19 @@ def device(step: Callable[[T], None], batches: Sequence[T]) -> tuple[float, int,
             count += 1
     ordered = dict(sorted(kinds.items(), key=lambda item: -item[1]))
     return sum(kinds.values()), round(count / len(batches)), ordered
+
+
+def launches(step: Callable[[T], None], batch: T, path: Path) -> dict[str, int]:
+    """How often one step launches sweeps and waits for the device; its trace is written to a file."""
+    step(batch)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as trace:
+        step(batch)
+    torch.cuda.synchronize()
+    names = [event.name for event in trace.events()]
+    trace.export_chrome_trace(str(path))
+    waits = sum("Synchronize" in name and "cudaDeviceSynchronize" not in name for name in names)
+    return {"sweep launches": names.count("sweep"), "waits": waits, "kernel launches": sum("LaunchKernel" in n for n in names)}
 
 
 def memory(step: Callable[[T], None], batches: Sequence[T]) -> int:

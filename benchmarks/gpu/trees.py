@@ -13,7 +13,9 @@ from torch import Tensor
 import weft
 from benchmarks import data
 from benchmarks.workloads.levels import Levels, concatenated, make_levels
+from weft.api.modelcache import ModelCache
 from weft.nn import NaryTreeLSTM, TreeLSTMLeaf, TreeLSTMNode
+from weft.plan.schedule import PlanCache
 
 D_IN = 300
 CUDA = torch.device("cuda")
@@ -101,10 +103,16 @@ def weft_step(model: NaryTreeLSTM, **options: object) -> Callable[[Batch], None]
     """Merging cached graphs, planning, the copy to the device, forward and backward."""
 
     def step(batch: Batch) -> None:
+        forget_plans(model)
         model.zero_grad()
         model(weft.Graph.batch(batch.graphs), batch.x, **options).backward(batch.gradient)
 
     return step
+
+
+def forget_plans(model: weft.VertexFunction) -> None:
+    """So that batches that come again are planned again, as new ones are."""
+    ModelCache.of(model).plans = PlanCache()
 
 
 def load(folder: str | None, count: int) -> tuple[list[data.BinaryTree], list[weft.Graph]]:

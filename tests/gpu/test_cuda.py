@@ -113,8 +113,10 @@ def case(name: str, d: int) -> tuple[nn.Module, nn.Module, weft.Graph, Tensor]:
 def test_cells_are_exact(name: str, d: int, backend: str) -> None:
     model, exact, graph, x = case(name, d)
     truth = results(exact, graph, x.double(), backend="eager")
-    assert_close(results(model, graph, x.to(CUDA), backend=backend), truth, 1e-5)
-    assert_close(results(exact.to(CUDA), graph, x.double().to(CUDA), backend=backend), truth, 1e-12)
+    exact = exact.to(CUDA)
+    for _ in range(2):  # the first call writes recipes, the second goes by them
+        assert_close(results(model, graph, x.to(CUDA), backend=backend), truth, 1e-5)
+        assert_close(results(exact, graph, x.double().to(CUDA), backend=backend), truth, 1e-12)
 
 
 @pytest.mark.parametrize("d", [150, 256])
@@ -130,7 +132,8 @@ def test_fast_products_are_near_and_repeat_bit_for_bit(name: str, d: int) -> Non
     assert_close(first, truth, 5e-3)
     assert all(torch.equal(first[key], second[key]) for key in first)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert_close(results(model, graph, x.to(CUDA), backend="triton"), truth, 5e-2)
+        for _ in range(2):
+            assert_close(results(model, graph, x.to(CUDA), backend="triton"), truth, 5e-2)
 
 
 @pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
@@ -142,11 +145,12 @@ def test_random_programs_agree_with_the_cpu(sample: str, backend: str) -> None:
     expected = _leaves(program(*inputs, backend="eager"))
     program.model.to(CUDA)
     moved = torch.utils._pytree.tree_map(lambda leaf: leaf.to(CUDA) if isinstance(leaf, Tensor) else leaf, inputs)
-    found = _leaves(program(*moved, backend=backend))
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
-        a, b = a.cpu().double(), b.double()
-        assert (a - b).abs().max().item() <= 1e-12 * max(1.0, b.abs().max().item())
+    for _ in range(2):
+        found = _leaves(program(*moved, backend=backend))
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            a, b = a.cpu().double(), b.double()
+            assert (a - b).abs().max().item() <= 1e-12 * max(1.0, b.abs().max().item())
 
 
 def _leaves(nest: Any) -> list[Tensor]:
