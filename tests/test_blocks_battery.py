@@ -161,7 +161,7 @@ CASES: dict[str, Case] = {
     "Attend with a query": Case(
         lambda: wb.Record([("q", vector()), ("xs", vectors())]) >> wb.Attend(wb.Function(dot)), PAIRS, 3
     ),
-    "Json": Case(lambda: wb.Json(RECORDS, 4), RECORDS, 7),
+    "Json": Case(lambda: wb.Json(RECORDS, 4), RECORDS, 3),
 }
 
 

@@ -9,10 +9,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-import weft
 import weft.blocks as wb
 from block_parts import assert_batches
 from weft.blocks.schema import Category, Fields, Items, Number, Text
@@ -38,11 +36,11 @@ def test_schema_of_examples() -> None:
     assert lines[0] == "record"
     assert lines[1] == "  id: text, 3 pieces"
     assert lines[2].startswith("  age: number, mean ")
-    assert lines[3:6] == ["  marks: list of", "    record", "      kind: one of 3: 'a', 'b', 'c'"]
+    assert lines[3:6] == ["  marks: list of up to 5", "    record", "      kind: one of 3: 'a', 'b', 'c'"]
     assert lines[6].startswith("      value: number, mean 0.")
-    assert lines[7] == "  code: text, 3 pieces"
+    assert lines[7] == "  code: text, 0 pieces"
     assert lines[8] == "  extra: either"
-    assert lines[9:12] == ["    record: record", "      deep: list of", "        number, mean 29, deviation 17.31"]
+    assert lines[9:12] == ["    record: record", "      deep: list of 1", "        number, mean 29, deviation 17.31"]
     assert lines[12] == "    number: number, mean 30, deviation 17.31"
     assert lines[13].startswith("  height: number, mean ") and lines[13].endswith(", may be missing")
 
@@ -54,11 +52,6 @@ def test_batched_is_one_by_one_also_for_records_never_seen() -> None:
         {"id": "x y", "age": "no number", "marks": [{"kind": "z", "value": 1e9}], "code": [1], "extra": "neither", "more": 3},
     ]
     assert_batches(net, [*RECORDS[:6], *strange])
-
-
-def test_a_missing_field_that_was_always_there_is_an_error() -> None:
-    with pytest.raises(weft.MissingKey, match=r"expected the key 'marks', found .*, in example 1$"):
-        wb.compile(wb.Json(RECORDS, 3))([RECORDS[0], {"id": "", "age": 3}])
 
 
 def test_a_schema_can_be_edited() -> None:
@@ -76,9 +69,25 @@ def test_a_schema_can_be_edited() -> None:
 
 
 def test_the_block_tree_is_shown() -> None:
-    tree = str(wb.Json([{"a": 1.5, "b": ["x", "y"]}, {"a": 2.5, "b": []}], 3))
-    assert tree.splitlines()[0] == "<wb.Json 3>  object -> float32[3]"
-    assert "GetItem 'a'" in tree and "<wb.Mean>" in tree and "<wb.Function FC(3)>" in tree
+    net = wb.Json([{"a": 1.5, "b": ["x", "y"]}, {"a": 2.5, "b": []}], 3)
+    assert str(net).splitlines() == [
+        "<wb.Json 3>  object -> float32[3]",
+        "  0: <wb.Pipe>  object -> float32[3]",
+        "    0: <wb.Read AsRecord>  object -> object",
+        "    1: <wb.AllOf>  object -> (float32, (float32))",
+        "      a: <wb.Pipe 'a'>  object -> float32",
+        "        0: <wb.FieldOf 'a'>  object -> object",
+        "        1: <wb.Read AsNumber>  object -> object",
+        "        2: <wb.Scalar>  object -> float32",
+        "      b: <wb.Pipe 'b'>  object -> (float32)",
+        "        0: <wb.FieldOf 'b'>  object -> object",
+        "        1: <wb.Read as_list>  object -> object",
+        "        2: <wb.AllOf>  object -> (float32)",
+        "          0: <wb.Pipe>  object -> float32",
+        "            0: <wb.Read log_length>  object -> object",
+        "            1: <wb.Scalar>  object -> float32",
+        "    2: <wb.Function GatedLayer(2 parts, 3)>  (float32, (float32)) -> float32[3]",
+    ]
 
 
 def test_copies_and_state() -> None:
@@ -86,16 +95,6 @@ def test_copies_and_state() -> None:
     for made in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert list(made.state_dict()) == list(net.state_dict())
         assert torch.equal(made.eval_one(RECORDS[1]), net.eval_one(RECORDS[1]))
-
-
-def test_what_is_no_schema_and_no_examples() -> None:
-    with pytest.raises(weft.TypeMismatch, match=r"Json: expected a schema or a list of at least one example, got \[\]"):
-        wb.Json([], 3)
-    nested: Any = 1
-    for _ in range(200):
-        nested = [nested]
-    with pytest.raises(weft.StructureError, match="nested deeper than 100 levels"):
-        wb.Json([nested], 3)
 
 
 def test_the_example_learns() -> None:

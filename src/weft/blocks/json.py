@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch import nn
+
+from weft.blocks import reading
 from weft.blocks.block import Block
 from weft.blocks.choice import OneOf
 from weft.blocks.compose import AllOf, Pipe
 from weft.blocks.constants import OneHotFromList, Scalar
 from weft.blocks.emit import Emitter, Value, Writing
-from weft.blocks.functions import Concat
-from weft.blocks.indexing import GetItem
+from weft.blocks.functions import Function
 from weft.blocks.inference import set_type
-from weft.blocks.layers import FC, Embedding
-from weft.blocks.leaves import InputTransform, Optional, Zeros
-from weft.blocks.reductions import Max, Mean
-from weft.blocks.schema import Category, Either, Fields, Items, Number, Schema, Text, kind_of, pieces_of
+from weft.blocks.json_parts import FieldOf, GatedLayer, Read, side_by_side
+from weft.blocks.layers import Embedding
+from weft.blocks.leaves import Optional, Zeros
+from weft.blocks.reductions import Max, Mean, Sum
+from weft.blocks.schema import Category, Either, Fields, Items, Key, Number, Schema, Text, check_schema
 from weft.blocks.sequences import Map
+from weft.blocks.show import shortened
 from weft.blocks.types import PyObjectType, TensorType
+from weft.errors import ShapeError, TypeMismatch
 
 
 class Json(Block):
@@ -28,8 +31,8 @@ class Json(Block):
 
     Numbers are normalised; strings and whole numbers with few values are categories; other strings are seen as words and groups
     of three characters, with one table for all of them; lists become mean, maximum and length; records put their fields side
-    by side into one layer. Fields that are missing or null somewhere say so. `Json.schema_of(examples)` is the schema alone:
-    print it, change it, and give it instead of examples.
+    by side into one layer, each with a gate. What is missing or null counts as zeros. `Json.schema_of(examples)` is the schema
+    alone: print it, change it, and give it instead of examples.
 
     >>> import weft.blocks as wb
     >>> records = [{"name": "Ann", "marks": [1, 2.5]}, {"name": "Bob", "marks": [], "age": 30}]
@@ -44,10 +47,11 @@ class Json(Block):
     def __init__(
         self, schema_or_examples: Schema | Sequence[Any], dim: int, keep_prob: float | None = None, *, name: str | None = None
     ) -> None:
+        _check_settings(dim, keep_prob)
         given = schema_or_examples
         schema = given if isinstance(given, Schema) else Schema.of(given)
-        made = _Maker(schema, dim, keep_prob)
-        super().__init__([made.encoder(schema, outermost=True)], name=name)
+        check_schema(schema)
+        super().__init__([_Maker(schema, dim, keep_prob).whole()], name=name)
         self.schema = schema
         self.__dict__["_constructed"] = ((dim,), {})
 
@@ -66,106 +70,113 @@ class Json(Block):
         return (yield self.subblocks[0], x)
 
 
+def _check_settings(dim: Any, keep_prob: Any) -> None:
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeMismatch(f"Json: dim: expected a whole number, got {shortened(dim, 60)}")
+    if dim < 1:
+        raise ShapeError(f"Json: dim: expected at least 1, got {dim}")
+    if keep_prob is not None and (not isinstance(keep_prob, int | float) or not 0 < keep_prob <= 1):
+        raise TypeMismatch(f"Json: keep_prob: expected None or a number above 0 and at most 1, got {shortened(keep_prob, 60)}")
+
+
+class _Made(NamedTuple):
+    """A block that gives a tensor, or nested tuples of tensors, of `size` numbers together."""
+
+    block: Block
+    size: int
+    nested: bool = False
+
+    def vector(self) -> Block:
+        return self.block >> Function(side_by_side) if self.nested else self.block
+
+
 class _Maker:
-    """Makes blocks for the parts of a schema. Blocks give vectors, or numbers that count as vectors of one."""
+    """Makes blocks for the parts of a schema, the innermost first. Of what says nothing, none is made."""
 
     def __init__(self, schema: Schema, dim: int, keep_prob: float | None) -> None:
-        self.dim, self.keep_prob = dim, keep_prob
+        self.schema, self.dim, self.keep_prob = schema, dim, keep_prob
         pieces = {piece for part in schema.parts() if isinstance(part, Text) for piece in part.pieces}
         self.numbers = {piece: number for number, piece in enumerate(sorted(pieces))}
         self.table = Embedding(max(1, len(pieces)), dim)
+        self.made: dict[int, _Made | None] = {}
 
-    def encoder(self, schema: Schema, outermost: bool = False) -> Block:
-        block = self._of(schema)
-        if schema.optional:
-            block = AllOf(Optional(block), InputTransform(_is_there) >> Scalar()) >> Concat()
-        if outermost and not (isinstance(schema, Fields) and not schema.optional):
-            block = AllOf(block) >> Concat() >> self._layer()
-        return block
+    def whole(self) -> Block:
+        """The block of the outermost part: a vector of `dim`."""
+        for part in reversed(list(self.schema.parts())):
+            self.made[id(part)] = self._with_presence(part, self._of(part))
+        made = self.made[id(self.schema)]
+        if made is None:
+            return Read(reading.nothing) >> Scalar() >> self._layer([1])
+        if isinstance(self.schema, Fields) and not self.schema.optional:
+            return made.block
+        return AllOf(made.block) >> self._layer([made.size])
 
-    def _vector(self, schema: Schema) -> Block:
-        block = self.encoder(schema)
-        type = block.output_type
-        return block if isinstance(type, TensorType) and type.ndim == 1 else AllOf(block) >> Concat()
+    def _layer(self, sizes: list[int]) -> nn.Module:
+        return GatedLayer(sizes, self.dim, self.keep_prob)
 
-    def _layer(self) -> FC:
-        return FC(self.dim, output_keep_prob=self.keep_prob)
+    def _with_presence(self, schema: Schema, made: _Made | None) -> _Made | None:
+        """Where something may be missing, a number more that says whether it is there."""
+        if not schema.optional or isinstance(schema, Key):
+            return made
+        there = Read(reading.is_number if isinstance(schema, Number) else reading.is_there) >> Scalar()
+        return _Made(there, 1) if made is None else _Made(AllOf(made.block, there), made.size + 1, True)
 
-    def _of(self, schema: Schema) -> Block:
+    def _of(self, schema: Schema) -> _Made | None:
         if isinstance(schema, Number):
-            return InputTransform(_Normalise(schema.mean, schema.deviation)) >> Scalar()
+            return _Made(_scalar(schema), 1)
         if isinstance(schema, Category):
-            return OneHotFromList(schema.values or [None], strict=False)
+            values = schema.values
+            return _Made(Read(reading.simple) >> OneHotFromList(values, strict=False), len(values)) if len(values) > 1 else None
         if isinstance(schema, Text):
-            return InputTransform(_Pieces(self.numbers, schema.pieces)) >> Map(Scalar("int64") >> self.table) >> Mean()
+            return self._text(schema) if schema.pieces else None
         if isinstance(schema, Items):
             return self._items(schema)
         if isinstance(schema, Fields):
-            fields = [self._field(name, part) for name, part in schema.fields.items()]
-            return AllOf(*fields or [InputTransform(_nothing) >> Scalar()]) >> Concat() >> self._layer()
-        assert isinstance(schema, Either)
-        return self._either(schema)
+            return self._fields(schema)
+        return self._either(schema) if isinstance(schema, Either) else None
 
-    def _field(self, name: str, schema: Schema) -> Block:
-        item = InputTransform(operator.methodcaller("get", name)) if schema.optional else GetItem(name)
-        return Pipe(item, self.encoder(schema), name=name if name.isidentifier() else None)
+    def _text(self, schema: Text) -> _Made:
+        known = reading.AsPieces({piece: self.numbers[piece] for piece in schema.pieces})
+        return _Made(Read(known) >> Map(Scalar("int64") >> self.table) >> Mean(), self.dim)
 
-    def _items(self, schema: Items) -> Block:
-        item = self._vector(schema.item)
-        length = InputTransform(_log_length) >> Scalar()
-        return AllOf(Map(item) >> AllOf(Mean(), Max()) >> Concat(), length) >> Concat()
+    def _fields(self, schema: Fields) -> _Made | None:
+        found = [(name, self.made[id(part)]) for name, part in schema.fields.items()]
+        speaking = [(name, made) for name, made in found if made is not None]
+        if not speaking:
+            return None
+        inner = schema is not self.schema
+        all_optional = all(part.optional for part in schema.fields.values())
+        whole = Read(reading.AsRecord(schema.fields, all_optional, may_be_none=inner))
+        fields = [Pipe(FieldOf(name), made.block, name=_block_name(name)) for name, made in speaking]
+        block = AllOf(*fields) >> self._layer([made.size for _, made in speaking])
+        return _Made(whole >> (Optional(block) if inner or schema.optional else block), self.dim)
 
-    def _either(self, schema: Either) -> Block:
+    def _items(self, schema: Items) -> _Made | None:
+        """Mean and maximum, or just the item where there is never more than one; the length where it varies."""
+        item, parts, size = self.made[id(schema.item)], list[Block](), 0
+        if item is not None and schema.longest is not None and schema.longest <= 1:
+            parts, size = [Map(item.vector()) >> Sum()], item.size
+        elif item is not None:
+            parts, size = [Map(item.vector()) >> AllOf(Mean(), Max())], 2 * item.size
+        if schema.shortest != schema.longest:
+            parts, size = [*parts, Read(reading.log_length) >> Scalar()], size + 1
+        return _Made(Read(reading.as_list) >> AllOf(*parts), size, True) if parts else None
+
+    def _either(self, schema: Either) -> _Made:
         """A vector of `dim` for each kind, and which kind it was."""
-        cases: dict[str, Any] = {kind: self._vector(part) >> self._layer() for kind, part in schema.kinds.items()}
-        which = InputTransform(kind_of) >> OneHotFromList(list(cases), strict=False)
-        known = OneOf(_Known(tuple(cases)), {**cases, "other": Zeros(TensorType([self.dim]))})
-        return AllOf(known, which) >> Concat()
+        cases: dict[str, Any] = {"other": Zeros(TensorType([self.dim]))}
+        for kind, part in schema.kinds.items():
+            made = self.made[id(part)]
+            if made is not None:
+                cases[kind] = AllOf(made.block) >> self._layer([made.size])
+        which = Read(reading.KnownKind(tuple(schema.kinds))) >> OneHotFromList(list(schema.kinds) or [None], strict=False)
+        known = OneOf(reading.KnownKind(tuple(cases)), cases)
+        return _Made(AllOf(known, which), self.dim + max(1, len(schema.kinds)), True)
 
 
-class _Known:
-    """The kind of a value, or "other" for a kind that no example had."""
-
-    def __init__(self, kinds: tuple[str, ...]) -> None:
-        self.kinds = kinds
-
-    def __call__(self, value: Any) -> str:
-        kind = kind_of(value)
-        return kind if kind in self.kinds else "other"
+def _scalar(schema: Number) -> Block:
+    return Read(reading.AsNumber(schema.mean, schema.deviation, schema.logarithmic, schema.code_points)) >> Scalar()
 
 
-class _Normalise:
-    """To mean 0 and deviation 1, and no further out than 5; what is no number counts as the mean."""
-
-    def __init__(self, mean: float, deviation: float) -> None:
-        self.mean, self.deviation = mean, deviation
-
-    def __call__(self, value: Any) -> float:
-        try:
-            number = (float(value) - self.mean) / self.deviation
-        except (TypeError, ValueError):
-            return 0.0
-        return max(-5.0, min(5.0, number)) if number == number else 0.0
-
-
-class _Pieces:
-    """The numbers of the pieces of a text that are known."""
-
-    def __init__(self, numbers: dict[str, int], known: Sequence[str]) -> None:
-        self.numbers = {piece: numbers[piece] for piece in known}
-
-    def __call__(self, value: Any) -> list[int]:
-        numbers = self.numbers
-        return [numbers[piece] for piece in pieces_of(value) if piece in numbers]
-
-
-def _is_there(value: Any) -> float:
-    return 0.0 if value is None else 1.0
-
-
-def _nothing(value: Any) -> float:
-    return 0.0
-
-
-def _log_length(value: Any) -> float:
-    return math.log1p(len(value))
+def _block_name(name: Any) -> str | None:
+    return name if isinstance(name, str) and name.isidentifier() else None

@@ -1,33 +1,24 @@
-"""What JSON records look like, found out from examples: a tree that prints, and that can be edited."""
+"""What JSON records look like: a tree that prints, and that can be edited."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weft.errors import StructureError, TypeMismatch
-
-MOST_VALUES = 32
-"""Strings and whole numbers with at most so many different values are categories, if values come again often enough."""
-TIMES_EACH = 4
-TEXTS_EACH = 20
-"""So many texts there are for each piece of text that is looked at."""
-DEEPEST = 100
-PRINTABLE = range(32, 0x3000)
+from weft.blocks.show import shortened
+from weft.errors import TypeMismatch
 
 
 @dataclass
 class Schema:
-    """A kind of JSON value. `optional` where it may be missing or null.
+    """A kind of JSON value. `optional` where examples miss it or have null there.
 
     >>> print(Schema.of([{"age": 30, "tags": ["a"]}, {"age": 41.5, "tags": []}]))
     record
       age: number, mean 35.75, deviation 5.75
-      tags: list of
+      tags: list of up to 1
         text, 0 pieces
     """
 
@@ -36,32 +27,64 @@ class Schema:
     @staticmethod
     def of(examples: Sequence[Any]) -> Schema:
         """The schema of all these examples."""
-        if not isinstance(examples, list | tuple) or not examples:
-            raise TypeMismatch(f"Json: expected a schema or a list of at least one example, got {examples!r:.60}")
-        return _inferred(examples, 0)
+        from weft.blocks.schema_of import schema_of
+
+        return schema_of(examples)
 
     def parts(self) -> Iterator[Schema]:
         """This schema and all inside it."""
-        pending: list[Schema] = [self]
+        return (part for _, part in self.places())
+
+    def places(self) -> Iterator[tuple[str, Schema]]:
+        """This schema and all inside it, each with its place: `.age`, `.tags[*]`; nothing for the schema itself."""
+        pending: list[tuple[str, Schema]] = [("", self)]
         while pending:
-            each = pending.pop()
-            yield each
-            pending += reversed([part for _, part in each._inner()])
+            place, each = pending.pop()
+            yield place, each
+            if isinstance(each, Schema):
+                pending += reversed([(f"{place}{each._step(name)}", part) for name, part in each._inner()])
+
+    def copy(self) -> Schema:
+        """The same schema, to be edited."""
+        return self._rebuilt(lambda part: True)
 
     def without(self, *kinds: type[Schema]) -> Schema:
         """A copy in which records have no fields of these kinds, nor lists of them."""
-        made = copy.deepcopy(self)
-        for part in made.parts():
-            if isinstance(part, Fields):
-                kept = {name: inner for name, inner in part.fields.items() if not isinstance(inner, kinds)}
-                part.fields = {name: inner for name, inner in kept.items() if not isinstance(_innermost(inner), kinds)}
+        return self._rebuilt(lambda part: not isinstance(_innermost(part), kinds) and not isinstance(part, kinds))
+
+    def _rebuilt(self, keep: Callable[[Schema], bool]) -> Schema:
+        """A copy, of records only the fields to keep. Records, lists and choices are made first and filled later."""
+        made = replace(self)
+        pending = [made]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, Items):
+                part.item = replace(part.item)
+                pending.append(part.item)
+            elif isinstance(part, Fields):
+                part.fields = {name: replace(inner) for name, inner in part.fields.items() if keep(inner)}
+                pending += part.fields.values()
+            elif isinstance(part, Either):
+                part.kinds = {kind: replace(inner) for kind, inner in part.kinds.items()}
+                pending += part.kinds.values()
+            elif isinstance(part, Category):
+                part.values = list(part.values)
+            elif isinstance(part, Text):
+                part.pieces = list(part.pieces)
         return made
 
     def _title(self) -> str:
         raise NotImplementedError
 
-    def _inner(self) -> Iterator[tuple[str, Schema]]:
+    def _inner(self) -> Iterator[tuple[Any, Schema]]:
         return iter(())
+
+    def _step(self, name: Any) -> str:
+        return ""
+
+    def _wrong(self) -> str | None:
+        """What is wrong with what it says, if anything."""
+        return None
 
     def __str__(self) -> str:
         lines: list[str] = []
@@ -69,19 +92,32 @@ class Schema:
         while pending:
             indent, label, each = pending.pop()
             lines.append(f"{indent}{label}{each._title()}{', may be missing' if each.optional else ''}")
-            pending += reversed([(f"{indent}  ", f"{name}: " if name else "", part) for name, part in each._inner()])
+            pending += reversed([(f"{indent}  ", _label(name), part) for name, part in each._inner()])
         return "\n".join(lines)
 
 
 @dataclass
 class Number(Schema):
-    """A number, brought to mean 0 and deviation 1. Strings of digits count."""
+    """A number, brought to mean 0 and deviation 1; strings of digits count. `logarithmic`: of sign(x) * log(1 + |x|).
+
+    `code_points`: it is written as a list of the code points of its digits.
+    """
 
     mean: float
     deviation: float
+    logarithmic: bool = False
+    code_points: bool = False
 
     def _title(self) -> str:
-        return f"number, mean {self.mean:.4g}, deviation {self.deviation:.4g}"
+        scale = "number on a logarithmic scale" if self.logarithmic else "number"
+        return f"{scale}, mean {self.mean:.4g}, deviation {self.deviation:.4g}"
+
+    def _wrong(self) -> str | None:
+        for what, number in (("mean", self.mean), ("deviation", self.deviation)):
+            if not isinstance(number, int | float) or not math.isfinite(number) or (what == "deviation" and number <= 0):
+                above = " above 0" if what == "deviation" else ""
+                return f"{what}: expected a finite number{above}, got {shortened(number, 60)}"
+        return None
 
 
 @dataclass
@@ -91,8 +127,25 @@ class Category(Schema):
     values: list[Any]
 
     def _title(self) -> str:
+        if len(self.values) == 1 and not self.optional:
+            return f"always {self.values[0]!r}, left out"
         shown = ", ".join(map(repr, self.values[:6]))
-        return f"one of {len(self.values)}: {shown}{', ...' if len(self.values) > 6 else ''}"
+        return f"one of {len(self.values)}: {shown}{', ...' if len(self.values) > 6 else ''}" if self.values else "nothing"
+
+    def _wrong(self) -> str | None:
+        try:
+            different = len(set(self.values))
+        except TypeError:
+            return f"values: expected strings, numbers, True, False or None, got {shortened(self.values, 60)}"
+        return None if different == len(self.values) else f"values: expected different ones, got {shortened(self.values, 60)}"
+
+
+@dataclass
+class Key(Schema):
+    """A number that only tells records apart, as a row number does. It is left out."""
+
+    def _title(self) -> str:
+        return "key, left out"
 
 
 @dataclass
@@ -104,127 +157,87 @@ class Text(Schema):
     def _title(self) -> str:
         return f"text, {len(self.pieces)} pieces"
 
+    def _wrong(self) -> str | None:
+        strings = isinstance(self.pieces, list) and all(isinstance(piece, str) for piece in self.pieces)
+        return None if strings else f"pieces: expected a list of strings, got {shortened(self.pieces, 60)}"
+
 
 @dataclass
 class Items(Schema):
-    """A list of any length."""
+    """A list. `shortest` and `longest` tell how long the lists of the examples are, where that is known."""
 
     item: Schema
+    shortest: int = 0
+    longest: int | None = None
 
     def _title(self) -> str:
-        return "list of"
+        if self.longest is None:
+            return "list of"
+        return f"list of {'' if self.shortest == self.longest else 'up to '}{self.longest}"
 
-    def _inner(self) -> Iterator[tuple[str, Schema]]:
-        yield "", self.item
+    def _inner(self) -> Iterator[tuple[Any, Schema]]:
+        yield ITEM, self.item
+
+    def _step(self, name: Any) -> str:
+        return "[*]"
 
 
 @dataclass
 class Fields(Schema):
     """A record: its fields by name. Delete what should not be seen: `del schema.fields["id"]`."""
 
-    fields: dict[str, Schema]
+    fields: dict[Any, Schema]
 
     def _title(self) -> str:
         return "record"
 
-    def _inner(self) -> Iterator[tuple[str, Schema]]:
+    def _inner(self) -> Iterator[tuple[Any, Schema]]:
         yield from self.fields.items()
+
+    def _step(self, name: Any) -> str:
+        return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"
+
+    def _wrong(self) -> str | None:
+        return None if isinstance(self.fields, dict) else f"fields: expected a dict, got {shortened(self.fields, 60)}"
 
 
 @dataclass
 class Either(Schema):
-    """Values of several kinds, each with a schema of its own."""
+    """Values of several kinds, each with a schema of its own: "record", "list", "text", "number"."""
 
     kinds: dict[str, Schema]
 
     def _title(self) -> str:
         return "either"
 
-    def _inner(self) -> Iterator[tuple[str, Schema]]:
+    def _inner(self) -> Iterator[tuple[Any, Schema]]:
         yield from self.kinds.items()
+
+    def _wrong(self) -> str | None:
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        return f"kinds: expected some of {', '.join(KINDS)}, got {unknown[0]!r}" if unknown else None
+
+
+ITEM = object()
+"""The name of what is in a list."""
+KINDS = ("record", "list", "text", "number")
+
+
+def check_schema(schema: Schema) -> None:
+    """Raise where a schema, perhaps edited, makes no sense."""
+    for place, part in schema.places():
+        if not isinstance(part, Schema):
+            raise TypeMismatch(f"Json: schema{place}: expected a schema, got {shortened(part, 60)}")
+        wrong = part._wrong()
+        if wrong is not None:
+            raise TypeMismatch(f"Json: schema{place}: {wrong}")
+
+
+def _label(name: Any) -> str:
+    return "" if name is ITEM else f"{name}: " if isinstance(name, str) else f"{name!r}: "
 
 
 def _innermost(schema: Schema) -> Schema:
     while isinstance(schema, Items):
         schema = schema.item
     return schema
-
-
-def kind_of(value: Any) -> str:
-    """Which kind of JSON value this is."""
-    if isinstance(value, dict):
-        return "record"
-    if isinstance(value, list | tuple):
-        return "list"
-    return "text" if isinstance(value, str) else "number"
-
-
-def _inferred(values: Sequence[Any], depth: int) -> Schema:
-    if depth > DEEPEST:
-        raise StructureError(f"Json: nested deeper than {DEEPEST} levels; write a recursive block with ForwardDeclaration")
-    there = [value for value in values if value is not None]
-    kinds: dict[str, list[Any]] = {}
-    for value in there:
-        kinds.setdefault(kind_of(value), []).append(value)
-    found = {kind: _of_kind(kind, group, depth) for kind, group in kinds.items()}
-    schema = next(iter(found.values())) if len(found) == 1 else Either(found) if found else Category([])
-    schema.optional = len(there) < len(values)
-    return schema
-
-
-def _of_kind(kind: str, values: list[Any], depth: int) -> Schema:
-    if kind == "record":
-        names = dict.fromkeys(name for value in values for name in value)
-        return Fields({name: _inferred([value.get(name) for value in values], depth + 1) for name in names})
-    if kind == "list":
-        items = [item for value in values for item in value]
-        return _text(values) if _code_points(items) else Items(_inferred(items, depth + 1) if items else Category([]))
-    if _few(values):
-        return Category(sorted(set(values), key=lambda value: (str(type(value)), value)))
-    numbers = [_as_number(value) for value in values]
-    if None in numbers:
-        return _text(values)
-    known = [number for number in numbers if number is not None]
-    mean = math.fsum(known) / len(known)
-    deviation = math.sqrt(math.fsum((number - mean) ** 2 for number in known) / len(known))
-    return Number(mean, deviation or 1.0)
-
-
-def pieces_of(value: Any) -> list[str]:
-    """The words of a text and their groups of three characters, each once."""
-    text = value if isinstance(value, str) else "".join(map(chr, value))
-    found: dict[str, None] = {}
-    for word in text.lower().split():
-        marked = f"<{word}>"
-        found[marked] = None
-        found.update(dict.fromkeys(marked[at : at + 3] for at in range(len(marked) - 2)))
-    return list(found)
-
-
-def _text(values: list[Any]) -> Text:
-    """The most frequent pieces, one for every `TEXTS_EACH` texts: rare ones would only be learned by heart."""
-    counts = Counter(piece for value in values for piece in pieces_of(value))
-    return Text([piece for piece, count in counts.most_common(len(values) // TEXTS_EACH) if count >= TIMES_EACH])
-
-
-def _code_points(items: list[Any]) -> bool:
-    """Whether lists of whole numbers are texts: many characters, of which some are letters."""
-    if not items or not all(type(item) is int and item in PRINTABLE for item in items):
-        return False
-    return any(chr(item).isalpha() for item in items) and len(set(items)) < len(items)
-
-
-def _few(values: list[Any]) -> bool:
-    """Whether there are few different values, which come again: strings and whole numbers only."""
-    if any(isinstance(value, float) and not value.is_integer() for value in values):
-        return False
-    different = len(set(values))
-    return different <= MOST_VALUES and (len(values) >= TIMES_EACH * different)
-
-
-def _as_number(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
