@@ -34,6 +34,19 @@ class _Closure:
         return self.cell.cell_contents
 
 
+class _Scripted:
+    """The tensors of a scripted module, whose dictionaries are none of Python's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __getitem__(self, name: str) -> Any:
+        found: Any = self.module
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+
 Place = tuple[Any, Any]
 """A container and a key: `container[key]` is the current value."""
 
@@ -87,6 +100,10 @@ class Surroundings:
 
     def _module(self, module: nn.Module) -> Iterator[Any]:
         self.modules.append(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            for name in (*dict(module.named_parameters()), *dict(module.named_buffers())):
+                yield from self._place((_Scripted(module), name))
+            return
         for container in (module._parameters, module._buffers, module._modules, module.__dict__):
             self.sizes.append(container)
             for key in container:

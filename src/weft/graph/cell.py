@@ -97,7 +97,7 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
         return inputs[name]
 
     def stand_in(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return tensor
         if id(tensor) not in stand_ins:
             captures.append(tensor)

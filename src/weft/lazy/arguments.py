@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +29,10 @@ class Argument(ABC):
     def on(self, tape: Tape) -> Argument:
         """The same while recording: tensors are values that know their tensor."""
         return self
+
+    def row(self) -> Hashable:
+        """What is known of one example even where there is none."""
+        return None
 
 
 class Shared(Argument):
@@ -84,6 +88,10 @@ class Split(Argument):
         rows = GivenRows(self.tensor.movedim(self.dim, 0))
         return Items([tape.given(rows, row) for row in range(len(rows.rows))])
 
+    def row(self) -> Hashable:
+        at = self.dim % self.tensor.ndim
+        return (*self.tensor.shape[:at], *self.tensor.shape[at + 1 :], self.tensor.dtype)
+
 
 class Nest(Argument):
     """A dictionary, list or tuple whose parts are split or shared, as `in_dims` says."""
@@ -100,6 +108,9 @@ class Nest(Argument):
 
     def on(self, tape: Tape) -> Argument:
         return Nest(self.like, [part.on(tape) for part in self.parts])
+
+    def row(self) -> Hashable:
+        return tuple(part.row() for part in self.parts)
 
 
 def split(args: Sequence[Any], in_dims: Any) -> tuple[int, list[Argument]]:

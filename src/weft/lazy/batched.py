@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.errors import StructureError, TypeMismatch
+from weft.errors import TypeMismatch
 from weft.lazy.arguments import Argument, split
 from weft.lazy.cached import CachedBatch, clear
+from weft.lazy.empty import empty, remember, signature
 from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush
+from weft.lazy.given import known_leaves
+from weft.lazy.nests import Structure
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
@@ -59,48 +62,38 @@ class Batched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         count, items = split(args, self.in_dims)
+        key = signature(self.fn, self.stack, items)
         if active.tape is not None and not active.tape.paused:
-            return self._nested(active.tape, count, items, kwargs)
-        if not count:
-            return self._empty()
+            return self._nested(active.tape, count, items, kwargs, key)
         device = device_of(self.fn, items, count)
+        if not count:
+            return empty(self.state, key, device)
         if self.cache is not None and self.cache is not False:
-            result = CachedBatch(self, count, items, kwargs, device).run()
+            structure, result = CachedBatch(self, count, items, kwargs, device).run()
         else:
-            result = Recorder(self, count, items, kwargs, device).run()
-        _remember_empty(self.state, self.stack, result)
+            structure, result = Recorder(self, count, items, kwargs, device).run()
+        if self.stack:
+            remember(self.state, key, structure, result)
         return result
 
     def cache_clear(self) -> None:
         """Forget the recordings that `cache=` has kept."""
         clear(self.state)
 
-    def _nested(self, tape: Tape, count: int, items: Sequence[Argument], kwargs: dict[str, Any]) -> Any:
+    def _nested(self, tape: Tape, count: int, items: Sequence[Argument], kwargs: dict[str, Any], key: Hashable) -> Any:
         """Inside another recording: the examples are recorded there, and batched with everything else."""
+        if not count:
+            with tape.pause():
+                found = empty(self.state, key, tape.device)
+            return known_leaves(tape, found)
         items = [item.on(tape) for item in items]
-        found = [self.fn(*(item(i) for item in items), **kwargs) for i in range(count)]
-        return found if not self.stack else _stacked_values(found)
-
-    def _empty(self) -> Any:
-        make = self.state.kept.get(("empty", self.stack))
-        if make is None:
-            raise StructureError("an empty batch: what comes out is not known before a batch with examples was run")
-        return make()
-
-
-def _stacked_values(found: list[Any]) -> Any:
-    from weft.lazy.nests import build, flatten
-
-    columns: list[list[Any]] = []
-    structures = set()
-    for result in found:
-        leaves: list[Any] = []
-        structures.add(flatten(result, leaves))
-        columns.append(leaves)
-    if len(structures) != 1:
-        raise StructureError("the examples of a nested batch return different structures; use stack=False")
-    rows = zip(*columns, strict=True)
-    return build(structures.pop(), iter([torch.stack(list(row)) for row in rows]))
+        results = [self.fn(*(item(i) for item in items), **kwargs) for i in range(count)]
+        if not self.stack:
+            return results
+        outcomes = [Outcome.of(result) for result in results]
+        stacked = joined(outcomes, torch.stack, tape.device)
+        remember(self.state, key, outcomes[0].structure, stacked)
+        return known_leaves(tape, stacked)
 
 
 class Recorder:
@@ -110,9 +103,12 @@ class Recorder:
         self.batched, self.count, self.items, self.kwargs, self.device = batched, count, items, kwargs, device
         self.state = batched.state
 
-    def run(self) -> Any:
+    def run(self) -> tuple[Structure, Any]:
+        """The structure of one example's result, and the result of all."""
         outcomes, gathered = self.computed()
-        return joined(outcomes, gathered, self.device) if self.batched.stack else separate(outcomes, gathered)
+        if not self.batched.stack:
+            return None, separate(outcomes, gathered)
+        return outcomes[0].structure, joined(outcomes, gathered.column, self.device)
 
     def record(self) -> tuple[Fibers, list[Outcome]]:
         """Run the function for every example; flushes on the way are run."""
@@ -173,30 +169,13 @@ def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) ->
     return found
 
 
-def _remember_empty(state: State, stack: bool, result: Any) -> None:
-    """What an empty batch gives, once a batch was seen."""
-    from weft.lazy.nests import build, flatten
-
-    if ("empty", stack) in state.kept:
-        return
-    if not stack:
-        state.kept["empty", stack] = list
-        return
-    leaves: list[Any] = []
-    structure = flatten(result, leaves)
-    made: list[Any] = [
-        leaf.detach()[:0].clone() if isinstance(leaf, Tensor) else None if leaf is None else [] for leaf in leaves
-    ]
-    state.kept["empty", stack] = lambda: build(structure, iter(made))
-
-
 def device_of(fn: Any, items: Sequence[Argument], count: int) -> str:
     """Where the model is; without one, where the first example's tensors are."""
     holder = getattr(fn, "__self__", fn)
     if isinstance(holder, nn.Module):
         for tensor in (*holder.parameters(), *holder.buffers()):
             return str(tensor.device)
-    for item in items:
+    for item in items if count else ():
         found = item(0)
         if isinstance(found, Tensor):
             return str(found.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import weakref
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import is_
@@ -30,6 +31,10 @@ from weft.run.calls import run_calls, stacked
 
 if TYPE_CHECKING:
     from weft.lazy.batched import Batched
+
+
+MOST_KEPT = 65536
+"""How many recordings are kept for one function and one key function; the one that was not used for longest goes first."""
 
 
 @dataclass(eq=False)
@@ -62,7 +67,8 @@ class CachedBatch:
         self.state = batched.state
         self.joins = batched.granularity == "auto"
 
-    def run(self) -> Any:
+    def run(self) -> tuple[Structure, Any]:
+        """The structure of one example's result, and the result of all."""
         kept = self._kept()
         programs = self._programs(kept)
         first = np.cumsum([0, *(program.num_calls for program in programs)])[:-1]
@@ -74,8 +80,8 @@ class CachedBatch:
             width = len(kept[0].refs)
             rows = np.arange(len(kept), dtype=np.int32) * width
             columns = [stacked(groups, rows + leaf) for leaf in range(width)]
-            return build(kept[0].structure, iter(columns))
-        return self._assembled(kept, wanted, groups)
+            return kept[0].structure, build(kept[0].structure, iter(columns))
+        return kept[0].structure, self._assembled(kept, wanted, groups)
 
     def _assembled(self, kept: list[Kept], wanted: References, groups: Any) -> Any:
         """Results of several kinds: leaf by leaf, as without a cache. References are places among the wanted ones."""
@@ -88,10 +94,10 @@ class CachedBatch:
                     leaves.append(Value(None, at, next(kinds)))  # type: ignore[arg-type]
                     at += 1
                 else:
-                    leaves.append(leaf)
+                    leaves.append(leaf.clone() if isinstance(leaf, Tensor) else leaf)
             outcomes.append(Outcome(example.structure, leaves))
         gathered = Gathered(np.arange(len(wanted)), groups)
-        return joined(outcomes, gathered, self.device) if self.batched.stack else separate(outcomes, gathered)
+        return joined(outcomes, gathered.column, self.device) if self.batched.stack else separate(outcomes, gathered)
 
     def _programs(self, kept: list[Kept]) -> list[CallProgram]:
         """The programs of all examples, from the blocks that are known now."""
@@ -119,6 +125,10 @@ class CachedBatch:
             kept = store.get(key)
             if kept is None:
                 kept = store[key] = self._record(example, given)
+                if len(store) > MOST_KEPT:
+                    store.popitem(last=False)
+            else:
+                store.move_to_end(key)
             found.append(kept)
         return found
 
@@ -163,7 +173,7 @@ class CachedBatch:
             raise
         values = [leaf for leaf in outcome.leaves if leaf.__class__ is Value]
         tape.ended, tape.fast, tape.quick = "done", {}, {}
-        leaves = [_VALUE if leaf.__class__ is Value else leaf for leaf in outcome.leaves]
+        leaves = [_VALUE if leaf.__class__ is Value else _own(leaf) for leaf in outcome.leaves]
         refs = np.array([value._ref for value in values], np.int64)
         return Kept(made, outcome.structure, leaves, refs, tuple(value._kind for value in values))
 
@@ -175,6 +185,11 @@ class CachedBatch:
                     "cache=: an example's own tensor requires gradients, and a kept recording would hold its old graph; keep "
                     "what is trained in the model, or call without cache"
                 )
+
+
+def _own(leaf: Any) -> Any:
+    """What is kept is not changed by whoever writes into what was returned."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 class _KeptValue:
@@ -205,12 +220,12 @@ def _rename(error: BaseException, example: int) -> None:
         notes[notes.index("in example 0")] = f"in example {example}"
 
 
-def _store(state: State, cache: Any) -> dict[Hashable, Kept]:
+def _store(state: State, cache: Any) -> OrderedDict[Hashable, Kept]:
     """What was kept with these keys; it goes when the function that makes the keys goes."""
     if cache is True:
-        return cast("dict[Hashable, Kept]", state.kept.setdefault("cache", {}))
+        return cast("OrderedDict[Hashable, Kept]", state.kept.setdefault("cache", OrderedDict()))
     stores: Any = state.kept.setdefault("cache by key", weakref.WeakKeyDictionary())
-    return cast("dict[Hashable, Kept]", stores.setdefault(cache, {}))
+    return cast("OrderedDict[Hashable, Kept]", stores.setdefault(cache, OrderedDict()))
 
 
 def _modules(state: State) -> int:

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch.overrides import _pop_mode, _push_mode
 
-from weft.errors import TraceError, WeftError
+from weft.errors import TraceError
 from weft.lazy.flush import Flush, alive, name_example
 from weft.lazy.mode import Recording
 from weft.lazy.ops import Setting
 from weft.lazy.patches import intercepted
+from weft.lazy.refusals import explained
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
 from weft.run.options import Options
@@ -127,7 +128,8 @@ class Fibers:
             try:
                 self.results[example] = self.start(example)
             except BaseException as error:
-                self.error = explained(error, example)
+                self.error = explained(error)
+                name_example(self.error, example)
 
     # Stopping and going on
 
@@ -214,16 +216,3 @@ def _set(tape: Tape, setting: Setting) -> None:
     torch.set_autocast_enabled(kind, enabled)
     torch.set_autocast_dtype(kind, dtype)
     tape.set_context()
-
-
-def explained(error: BaseException, example: int) -> BaseException:
-    """The error with the example named; where something refused a Value, a TraceError that says what to do."""
-    text = str(error)
-    if not isinstance(error, WeftError) and isinstance(error, Exception) and f"{Value.__module__}." in text:
-        meant = TraceError(
-            f"{text.strip().splitlines()[0]}: it insists on real tensors; put the call into a weft.cell, or pass weft.value(v)"
-        )
-        meant.__cause__ = error
-        error = meant
-    name_example(error, example)
-    return error

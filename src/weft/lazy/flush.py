@@ -242,12 +242,14 @@ def _refuse_change(shape: Sequence[int]) -> NoReturn:
 
 
 def _check_model_unchanged(tape: Tape) -> None:
-    """What was recorded runs with the model as it is now."""
-    for number in set(tape.type):
+    """What was recorded runs with the model as it is now, so what was recorded before a change must not use what changed."""
+    last = max(calls for _, _, calls in tape.changed.values())
+    first = {number: at for at, number in reversed(list(enumerate(tape.type[:last])))}
+    for number, at in first.items():
         op = tape.state.fines[number]
         for place in Surroundings().add(*op.owners).tensors:
-            tensor, name = tape.changed.get(id(fetch(place)), (None, ""))
-            if tensor is not None:
+            tensor, name, calls = tape.changed.get(id(fetch(place)), (None, "", 0))
+            if tensor is not None and at < calls:
                 raise TraceError(
                     f"{name} changed a tensor of the model of shape {list(tensor.shape)}, which {op.name} uses in the same "
                     "recording and would see as it is at the end; change it before or after the batched call, or use .clone()"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.lazy.flush import Rows
+from weft.lazy.nests import build, flatten
 from weft.lazy.tape import Tape
 from weft.lazy.value import PARTS, Value
 
@@ -45,6 +46,13 @@ def is_known(tape: Tape, item: Any) -> bool:
 def known(tape: Tape, tensor: Tensor) -> Value:
     """The value that stands for this tensor."""
     return tape.given(GivenRows(tensor.unsqueeze(0), [tensor]), 0)
+
+
+def known_leaves(tape: Tape, nest: Any) -> Any:
+    """The nest with its tensors as values."""
+    leaves: list[Any] = []
+    structure = flatten(nest, leaves)
+    return build(structure, iter([known(tape, leaf) if is_known(tape, leaf) else leaf for leaf in leaves]))
 
 
 def part_of(value: Value, index: Any) -> Any:

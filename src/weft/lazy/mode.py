@@ -214,11 +214,19 @@ def _unchecked(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return True if _has_values(args) else func(*args, **kwargs)
 
 
+def _no_gradients(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    if _has_values(args) or _has_values(kwargs.values()):
+        raise TraceError(f"torch.autograd.{_name(func)} on a Value: {REFUSED['backward']}, or put the call into a weft.cell")
+    return func(*args, **kwargs)
+
+
 Special = Callable[[Tape, Any, tuple[Any, ...], dict[str, Any], FrameType], Any]
 SPECIAL: dict[Any, Special] = {
     torch.tensor: _tensor,
     torch._C._set_grad_enabled: _set_grad,
     torch.stack: stack,
     torch._is_all_true: _unchecked,
+    torch.autograd.grad: _no_gradients,
+    torch.autograd.backward: _no_gradients,
 }
 UNRECORDED: frozenset[Any] = frozenset((torch.Tensor.requires_grad_, torch.Tensor.register_hook, torch.Tensor.detach_))

@@ -12,6 +12,7 @@ from torch import nn
 from weft.errors import TraceError
 from weft.lazy.calls import BY_IDENTITY, finish, new_entry, walk, walk_keywords
 from weft.lazy.constants import Constant
+from weft.lazy.identity import Frozen, closed_over, frozen, identity
 from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.stacks import Stacked
 from weft.lazy.state import Entry
@@ -78,11 +79,15 @@ def record_owned(
     tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, module: nn.Module | None
 ) -> Any:
     """Record a call of a module or a cell: one call, whatever happens inside."""
+    head = func if module is not None else identity(func)
+    values = () if head is func else closed_over(func)
+    if values:
+        args = (values, *args)
     if not kwargs and module is None:
-        found = short(tape, func, args, frame)
+        found = short(tape, head, args, frame)
         if found is not MISS:
             return found
-    key: list[Any] = [BY_IDENTITY, id(func), module is not None and module.training]
+    key: list[Any] = [BY_IDENTITY, id(func) if head is func else head, module is not None and module.training]
     refs: list[int] = []
     feeds: list[Any] = []
     walk(tape, args, key, refs, feeds)
@@ -92,11 +97,12 @@ def record_owned(
     entry = tape.calls.get((*key, *place))
     if entry is None:
         name = type(func).__name__ if module is not None else getattr(func, "__qualname__", type(func).__name__)
+        func = func if head is func else Frozen(func) if values else frozen(func)
         owners = (_NOBODY, func)
         entry = new_entry(tape, func, args, kwargs, key, place, name, owners, is_cell=True)
     if not kwargs:
         if module is None:
-            remember(tape, func, args, frame, entry)
+            remember(tape, head, args, frame, entry)
         else:
             _remember(tape, module, args, frame, entry)
     return finish(tape, entry, refs, feeds)
@@ -134,6 +140,11 @@ def _is_one_call(tape: Tape, module: nn.Module) -> bool:
         raise TraceError(
             f"a compiled module ({type(module._orig_mod).__name__}) insists on real tensors; put the call into a weft.cell, or "
             "use the module that was compiled"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TraceError(
+            f"a scripted module ({module.original_name}) insists on real tensors; put the call into a weft.cell, or use the "
+            "module that was scripted"
         )
     return tape.whole_modules and _is_layer(module) and not _carries_hooks(module)
 

@@ -47,10 +47,31 @@ def build(structure: Structure, leaves: Iterator[Any]) -> Any:
     if cls is tuple:
         return tuple(parts)
     if issubclass(cls, dict):
-        return dict(zip(names, parts, strict=True))
+        return _dictionary(cls, zip(names, parts, strict=True))
     if names is not None:
         return _dataclass(cls, names, parts)
     return cls._make(parts) if hasattr(cls, "_make") else cls(parts)
+
+
+def _dictionary(cls: Any, pairs: Any) -> Any:
+    """A dictionary of that class, or a plain one where the class cannot be made empty."""
+    try:
+        made = cls()
+    except TypeError:
+        made = {}
+    made.update(pairs)
+    return made
+
+
+def sorted_structure(structure: Structure) -> Any:
+    """The structure whatever the order in which dictionaries got their keys."""
+    if structure is None:
+        return None
+    cls, names, *inner = structure
+    parts = [sorted_structure(part) for part in inner]
+    if not issubclass(cls, dict):
+        return (cls, names, *parts)
+    return (cls, *sorted(zip(names, parts, strict=True), key=lambda pair: repr(pair[0])))
 
 
 def _dataclass(cls: Any, names: tuple[str, ...], parts: list[Any]) -> Any:

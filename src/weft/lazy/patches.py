@@ -136,6 +136,18 @@ def _lazily(self: Any, instance: Any, owner: Any = None) -> Any:
     return found
 
 
+_swapped = torch.nn.utils.stateless._reparametrize_module
+
+
+def _not_swapped(*args: Any, **kwargs: Any) -> Any:
+    if active.tape is not None and not active.tape.paused:
+        raise TraceError(
+            "torch.func.functional_call puts other tensors into a module while it runs, and what is recorded runs later; put "
+            "the call into a weft.cell"
+        )
+    return _swapped(*args, **kwargs)
+
+
 PATCHES: list[tuple[Any, str, Any, Any]] = [
     (nn.Module, "__call__", nn.Module.__call__, recorded_call),
     (torch, "tensor", torch.tensor, _number),
@@ -145,6 +157,7 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
     (torch.autocast, "__exit__", _exit, _exited),
     (torch.inference_mode, "__enter__", _inference[0], _inference_entered),
     (torch.inference_mode, "__exit__", _inference[1], _inference_exited),
+    (torch.nn.utils.stateless, "_reparametrize_module", _swapped, _not_swapped),
     (Distribution, "_validate_sample", _validated, _checked_sample),
     (lazy_property, "__get__", _lazy, _lazily),
 ]

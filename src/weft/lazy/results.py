@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from weft.errors import ShapeError, StructureError
 from weft.graph.program import Ints
 from weft.graph.recording import References
 from weft.lazy.kinds import Kind, kind_of
-from weft.lazy.nests import Structure, build, flatten, paths
+from weft.lazy.nests import Structure, build, flatten, paths, sorted_structure
 from weft.lazy.value import Value
 from weft.run.calls import Group, in_order, stacked
 
@@ -35,6 +35,13 @@ class Outcome:
         leaves: list[Any] = []
         structure = flatten(result, leaves)
         return Outcome(structure, [_settled(leaf) for leaf in leaves])
+
+    def ordered_as(self, structure: Structure) -> Outcome:
+        """The same with the keys of dictionaries in another order, if nothing else differs."""
+        if self.structure == structure or sorted_structure(self.structure) != sorted_structure(structure):
+            return self
+        leaves = dict(zip(paths(self.structure), self.leaves, strict=True))
+        return Outcome(structure, [leaves[path] for path in paths(structure)])
 
 
 def _settled(leaf: Any) -> Any:
@@ -60,6 +67,12 @@ class Gathered:
         positions: Ints = np.searchsorted(self.wanted, np.array(refs, np.int64)).astype(np.int32)
         return stacked(self.groups, positions)
 
+    def column(self, leaves: list[Any]) -> Tensor:
+        """One leaf of all examples, some of which may be tensors already."""
+        if all(leaf.__class__ is Value for leaf in leaves):
+            return self.stacked([leaf._ref for leaf in leaves])
+        return torch.stack([self.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in leaves])
+
     def one(self, ref: int) -> Tensor:
         if self._single is None:
             self._single = in_order(self.groups, len(self.wanted))
@@ -75,16 +88,18 @@ def separate(outcomes: Sequence[Outcome], gathered: Gathered) -> list[Any]:
     return [build(outcome.structure, iter([leaf_of(leaf) for leaf in outcome.leaves])) for outcome in outcomes]
 
 
-def joined(outcomes: Sequence[Outcome], gathered: Gathered, device: str) -> Any:
-    """One nest of the structure that all results have, with the leaves of all examples stacked."""
+def joined(outcomes: Sequence[Outcome], stack: Callable[[list[Any]], Any], device: str) -> Any:
+    """One nest of the structure that all results have, with the leaves of all examples stacked; tensors by `stack`."""
     structure = outcomes[0].structure
+    if any(outcome.structure != structure for outcome in outcomes):
+        outcomes = [outcome.ordered_as(structure) for outcome in outcomes]
     for number, outcome in enumerate(outcomes):
         if outcome.structure != structure:
             raise StructureError(
                 f"examples 0 and {number} return different structures: {_shown(outcomes[0])} and {_shown(outcome)}; {WAY_OUT}"
             )
     names = list(paths(structure))
-    leaves = [_column(name, [outcome.leaves[at] for outcome in outcomes], gathered, device) for at, name in enumerate(names)]
+    leaves = [_column(name, [outcome.leaves[at] for outcome in outcomes], stack, device) for at, name in enumerate(names)]
     return build(structure, iter(leaves))
 
 
@@ -93,7 +108,7 @@ def _shown(outcome: Outcome) -> str:
     return repr(build(outcome.structure, names)).replace("'", "")
 
 
-def _column(name: str, column: list[Any], gathered: Gathered, device: str) -> Any:
+def _column(name: str, column: list[Any], stack: Callable[[list[Any]], Any], device: str) -> Any:
     """One leaf of all examples."""
     kinds = [_kind(leaf) for leaf in column]
     first = kinds[0]
@@ -101,7 +116,7 @@ def _column(name: str, column: list[Any], gathered: Gathered, device: str) -> An
         if kind is not first:
             _refuse(name, number, first, kind)
     if isinstance(first, Kind):
-        return _tensors(column, gathered)
+        return stack(column)
     if first in (bool, int, float):
         return torch.tensor(column, device=device)
     return None if first is None else column
@@ -128,9 +143,3 @@ def _word(kind: Any) -> str:
     if isinstance(kind, Kind):
         return f"a tensor {kind}"
     return "None" if kind is None else "an object" if kind is object else f"a Python {kind.__name__}"
-
-
-def _tensors(column: list[Any], gathered: Gathered) -> Tensor:
-    if all(leaf.__class__ is Value for leaf in column):
-        return gathered.stacked([leaf._ref for leaf in column])
-    return torch.stack([gathered.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in column])

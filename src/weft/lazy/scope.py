@@ -12,6 +12,7 @@ from weft.errors import TraceError, TypeMismatch
 from weft.lazy.flush import Flush, alive
 from weft.lazy.mode import Recording
 from weft.lazy.patches import intercepted
+from weft.lazy.refusals import explained
 from weft.lazy.state import State
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
@@ -70,8 +71,15 @@ class batching:
         tape.ended = "failed"
         tape.fast, tape.quick = {}, {}
         if error is None:
-            self._run(tape)
+            tape.ended = None
+            try:
+                self._run(tape)
+            except BaseException:
+                tape.ended = "failed"
+                raise
             tape.ended = "done"
+        elif (meant := explained(error)) is not error:
+            raise meant from error
 
     def need(self, value: Value) -> None:
         """Run what is pending now."""

@@ -59,8 +59,8 @@ class Tape:
         self.last_given = -1
         self.bounds: list[tuple[int, int]] = []
         """(call, example) wherever other code went on: another example, or the same one after a flush."""
-        self.changed: dict[int, tuple[Tensor, str]] = {}
-        """Tensors of the model that the code has changed in place since the last flush, and by what."""
+        self.changed: dict[int, tuple[Tensor, str, int]] = {}
+        """Tensors of the model that the code has changed in place since the last flush, by what, and after how many calls."""
         self.imports: dict[int, int] = {}
         self.imported_refs: list[int] = []
         self.fed: list[tuple[Tensor, int]] = []
@@ -132,7 +132,7 @@ class Tape:
 
     def note_change(self, func: Any, target: Any) -> None:
         if isinstance(target, Tensor) and self.state.place_of(target) is not None:
-            self.changed[id(target)] = (target, getattr(func, "__name__", "an in-place function"))
+            self.changed[id(target)] = (target, getattr(func, "__name__", "an in-place function"), len(self.type))
 
     def given(self, rows: Any, row: int) -> Value:
         """A value whose tensor is known: its reference is below all others, as if an earlier flush had computed it."""

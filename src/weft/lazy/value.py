@@ -25,6 +25,10 @@ STEP = 1 << OUTPUT_BITS
 """From the reference of a call's first output to that of the next call."""
 
 
+class NoLength(TraceError, TypeError):
+    """A single number was taken for a sequence, as torch.LongTensor([v]) does."""
+
+
 class Value:
     """The result of a recorded operation: not a `torch.Tensor`, but it does what one does.
 
@@ -114,7 +118,7 @@ class Value:
 
     def __len__(self) -> int:
         if not self._kind.shape:
-            raise TypeError("len() of a 0-d tensor")
+            raise NoLength("len() of a 0-d tensor; a tensor of several Values is made with torch.stack")
         return self._kind.shape[0]
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from weft.lazy.batched import Batched
 from weft.lazy.entry import batched
 from weft.lazy.nests import build, flatten
 from weft.lazy.netmodule import BatchedModule
-from weft.lazy.results import Gathered, Outcome, joined
+from weft.lazy.results import Outcome, joined
 
 
 class PerExample:
@@ -31,8 +31,7 @@ class PerExample:
         results = [self.fn(*(item(i) for item in items)) for i in range(count)]
         if not self.settings.get("stack", True):
             return _tensors(results)
-        nothing = Gathered(torch.empty(0).numpy(), [])
-        return _tensors(joined([Outcome.of(result) for result in results], nothing, "cpu"))
+        return _tensors(joined([Outcome.of(result) for result in results], torch.stack, "cpu"))
 
 
 def _tensors(nest: Any) -> Any:

@@ -1,0 +1,158 @@
+"""What insists on real tensors says the way out; what changes the model behind a recording raises; cells made on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from test_lazy import equivalent
+
+X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+LINEAR = nn.Linear(3, 3).double()
+WAY_OUT = ": it insists on real tensors; put the call into a weft.cell, or pass weft.value(v)"
+
+
+def picky(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a tensor, got {type(x)}")
+    return x
+
+
+def functional(x: Any) -> Any:
+    return torch.func.functional_call(LINEAR, {"weight": torch.eye(3, dtype=torch.float64)}, (x,))
+
+
+def gradient(x: Any) -> Any:
+    return torch.autograd.grad(LINEAR(x).sum(), LINEAR.weight)
+
+
+def vmapped(x: Any) -> Any:
+    return torch.vmap(torch.sin)(x)
+
+
+CASES: dict[Callable[..., Any], str] = {
+    picky: f"expected a tensor, got <class 'weft.lazy.value.Value'>{WAY_OUT}",
+    functional: "torch.func.functional_call puts other tensors into a module while it runs, and what is recorded runs later; "
+    "put the call into a weft.cell",
+    gradient: "torch.autograd.grad on a Value: gradients are taken of what the batched call returns, not inside it; return it "
+    "and call backward on the result, or put the call into a weft.cell",
+    vmapped: "vmap(sin, in_dims=0, ...)(<inputs>): Got in_dim=0 for an input but the input is of type <class "
+    f"'weft.lazy.value.Value'>. We cannot vmap over non-Tensor arguments, please use None as the respective in_dim{WAY_OUT}",
+}
+
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
+def test_what_insists_on_tensors_says_the_way_out(fn: Callable[..., Any]) -> None:
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda x: fn(x * 2))(X)
+    assert str(error.value) == CASES[fn] and error.value.__notes__ == ["in example 0"]
+    with pytest.raises(weft.TraceError) as error, weft.batching():
+        fn(X[0] * 2)
+    assert str(error.value) == CASES[fn]
+    if fn is not gradient:
+        inside = weft.cell(fn)
+        assert torch.allclose(weft.batched(lambda x: inside(x * 2))(X), torch.stack([fn(x * 2) for x in X]))
+
+
+def test_scripted_code_says_the_way_out() -> None:
+    with pytest.warns(DeprecationWarning) if _warns() else _nothing():
+        scripted = torch.jit.script(nn.Linear(3, 3).double())
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda x: scripted(x * 2))(X)
+    assert str(error.value) == (
+        "a scripted module (Linear) insists on real tensors; put the call into a weft.cell, or use the module that was scripted"
+    )
+
+
+def _warns() -> bool:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.jit.script(nn.Identity())
+    return any(issubclass(each.category, DeprecationWarning) for each in seen)
+
+
+def _nothing() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("make", [torch.LongTensor, torch.FloatTensor, torch.Tensor])
+def test_tensors_of_numbers_are_made_by_stacking(make: Any) -> None:
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda x: make([(x * 2).argmax()]))(X)
+    assert str(error.value) == "len() of a 0-d tensor; a tensor of several Values is made with torch.stack"
+    assert isinstance(error.value, TypeError)
+
+
+class Counting(nn.Module):
+    def __init__(self, uses_before: bool) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+        self.uses_before = uses_before
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.uses_before:
+            x = x * self.seen
+        self.seen += 1
+        return x * self.seen
+
+
+def test_a_tensor_of_the_model_may_change_before_it_is_used() -> None:
+    net = weft.batched(Counting(uses_before=False))
+    assert torch.allclose(net(X[:1]), X[:1]) and torch.allclose(net(X[:1]), X[:1] * 2)
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(Counting(uses_before=True))(X[:1])
+    assert str(error.value) == (
+        "add_ changed a tensor of the model of shape [3], which mul uses in the same recording and would see as it is at the "
+        "end; change it before or after the batched call, or use .clone()"
+    )
+    with pytest.raises(weft.TraceError):
+        net(X)  # the second example changes what the first has used
+
+
+def test_cells_made_in_the_function_are_learned_once() -> None:
+    def fn(x: Tensor) -> Tensor:
+        context = LINEAR(x)
+        for k in range(3):
+
+            @weft.cell
+            def step(h: Tensor) -> Tensor:
+                return torch.tanh(LINEAR(h)) * k + context  # noqa: B023 - read while the loop is there
+
+            x = step(x)
+        return weft.cell(lambda h: torch.vmap(torch.sin)(h) * 2)(x)
+
+    equivalent(fn, X)
+    net = weft.batched(fn)
+    known = len(net.state.fines)
+    net(X)
+    net(X)
+    assert len(net.state.fines) == known
+
+
+def test_cells_of_a_method_are_learned_once() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3).double()
+
+        def inner(self, h: Tensor) -> Tensor:
+            return self.linear(h).tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            step = weft.cell(self.inner)
+            return step(step(x))
+
+    model = Net()
+    equivalent(model, X)
+    known = len(weft.lazy.state.state_of(model).fines)
+    weft.batched(model)(X)
+    assert len(weft.lazy.state.state_of(model).fines) == known

@@ -1,0 +1,122 @@
+"""What comes out: structures, empty batches, batches inside batches."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from test_lazy import equivalent
+
+X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def test_dictionaries_may_have_their_keys_in_any_order_and_keep_their_class() -> None:
+    found = weft.batched(lambda i: {"a": i, "b": (i + 0.5, {"c": 1, "d": 2})} if i else {"b": (2.0, {"d": 4, "c": 3}), "a": 9})(
+        [0, 1]
+    )
+    assert found["a"].tolist() == [9, 1] and found["b"][0].tolist() == [2.0, 1.5]
+    assert found["b"][1]["c"].tolist() == [3, 1] and found["b"][1]["d"].tolist() == [4, 2]
+    ordered = weft.batched(lambda i: OrderedDict(a=torch.tensor(i)))([0, 1])
+    assert type(ordered) is OrderedDict and type(weft.value(OrderedDict(a=1))) is OrderedDict
+    with pytest.raises(weft.StructureError) as error:
+        weft.batched(lambda i: {"a": 1} if i else {"b": 1})([0, 1])
+    assert str(error.value) == (
+        "examples 0 and 1 return different structures: {b: int} and {a: int}; use weft.batched(fn, stack=False) for a list of "
+        "the examples' results"
+    )
+
+
+def test_an_empty_batch_looks_like_the_batches_before() -> None:
+    linear = nn.Linear(3, 3)
+
+    def fn(text: str) -> Any:
+        return {"h": linear(torch.ones(3, dtype=linear.weight.dtype)) * len(text), "text": text, "n": len(text), "none": None}
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, text: str) -> Any:
+            return fn(text)
+
+    net = weft.batched(Net())
+    net(["a", "bb"])
+    first, again = net([]), net([])
+    assert first["h"].shape == (0, 3) and first["text"] == [] and first["n"].shape == (0,) and first["none"] is None
+    first["text"].append("mine")
+    assert again["text"] == [] and net([])["text"] == []
+    first["h"].sum().backward()
+    with torch.no_grad():
+        assert not net([])["h"].requires_grad
+    net.double()
+    with pytest.raises(weft.StructureError) as error:
+        net([])
+    assert str(error.value) == "an empty batch: what comes out is not known before a batch with examples was run"
+    net(["a"])
+    assert net([])["h"].dtype is torch.float64
+    assert weft.batched(Net(), stack=False)([]) == []
+
+
+def test_an_empty_tensor_shows_its_rows() -> None:
+    fn = weft.batched(lambda x: x.sum() + x)
+    assert fn(X).shape == (4, 3) and fn(X[:, :2]).shape == (4, 2)
+    assert fn(X[:0]).shape == (0, 3) and fn(X[:0, :2]).shape == (0, 2)
+    with pytest.raises(weft.StructureError):
+        fn(X[:0].float())
+
+
+def test_batches_inside_batches_return_what_batches_return() -> None:
+    linear = nn.Linear(3, 3).double()
+    inner = weft.batched(lambda x: (linear(x), 3, None, "text", True, 1.5))
+    kinds: list[Any] = []
+
+    def outer(rows: list[Tensor]) -> Any:
+        h, whole, none, text, flag, number = inner(rows)
+        kinds.append((whole.tolist(), none, text, flag.tolist(), number.tolist()))
+        return h.sum() * whole.sum() * number.sum()
+
+    rows = [[X[0], X[1]], [X[2], X[3], X[0]], []]
+    assert torch.allclose(weft.batched(outer)(rows[:2]), torch.stack([outer(each) for each in rows[:2]]))
+    assert kinds[0] == kinds[2] == ([3, 3], None, ["text"] * 2, [True, True], [1.5, 1.5])
+    assert weft.batched(lambda rows: inner(rows)[0].sum())(rows).tolist()[2] == 0
+    equivalent(lambda rows: inner(rows)[0].sum(0), rows[:2])
+
+
+def test_batches_inside_batches_name_their_own_examples() -> None:
+    inner = weft.batched(lambda x: x * 2)
+    with pytest.raises(weft.ShapeError) as error:
+        weft.batched(lambda rows: inner(rows))([[X[0], X[0, :2]]])
+    assert str(error.value) == (
+        "result of examples 0 and 1: float64[3] and float64[2] cannot be stacked; use weft.batched(fn, stack=False) for a list "
+        "of the examples' results"
+    )
+
+
+def test_kept_results_are_not_changed_by_who_gets_them() -> None:
+    net = weft.batched(lambda n: torch.tensor([1.0, n]), stack=False, cache=True)
+    net([2.0])[0].zero_()
+    assert net([2.0])[0].tolist() == [1.0, 2.0]
+
+
+def test_kept_recordings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.lazy.cached.MOST_KEPT", 4)
+    runs: list[int] = []
+
+    def fn(n: int) -> Tensor:
+        runs.append(n)
+        return torch.ones(2) * n
+
+    net = weft.batched(fn, cache=True)
+    net([0, 1, 2, 3])
+    net([0])
+    net([4])  # 1 was not used for longest
+    net([0, 2, 3, 4])
+    assert runs == [0, 1, 2, 3, 4]
+    net([1])
+    assert runs[-1] == 1
