@@ -43,7 +43,9 @@ def separate_states(tape: Tape) -> None:
         if value is None or name[0] != "out" or not isinstance(name[1][0], int):
             continue
         if id(value) in seen:
-            copy = Value(f"{value.name}_for_{name[1][1]}", aten.clone.default, (value,), {}, value.shape, value.dtype)
+            copy = Value(
+                f"{value.name}_for_{'_'.join(map(str, name[1]))}", aten.clone.default, (value,), {}, value.shape, value.dtype
+            )
             tape.values.append(copy)
             tape.outputs[name] = copy
         seen.add(id(value))

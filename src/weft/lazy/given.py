@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.lazy.flush import Rows
 from weft.lazy.nests import build, flatten
 from weft.lazy.tape import Tape
-from weft.lazy.value import PARTS, Value
+from weft.lazy.value import PARTS, UNKNOWN, Value
 
 
 class GivenRows(Rows):
@@ -53,6 +53,14 @@ def known_leaves(tape: Tape, nest: Any) -> Any:
     leaves: list[Any] = []
     structure = flatten(nest, leaves)
     return build(structure, iter([known(tape, leaf) if is_known(tape, leaf) else leaf for leaf in leaves]))
+
+
+def tensors_of_known(nest: Any) -> Any:
+    """The nest with the tensors of those values that know theirs."""
+    leaves: list[Any] = []
+    structure = flatten(nest, leaves)
+    known = [isinstance(leaf, Value) and leaf._ref < UNKNOWN and not leaf._tape.watchful for leaf in leaves]
+    return build(structure, iter([leaf._tape.tensor(leaf) if is_ else leaf for leaf, is_ in zip(leaves, known, strict=True)]))
 
 
 def part_of(value: Value, index: Any) -> Any:

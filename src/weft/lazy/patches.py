@@ -19,6 +19,7 @@ from torch.distributions.utils import lazy_property
 
 from weft.errors import TraceError
 from weft.lazy.constants import constant
+from weft.lazy.given import tensors_of_known
 from weft.lazy.modules import recorded_call
 from weft.lazy.nests import flatten
 from weft.lazy.tape import active
@@ -31,6 +32,7 @@ def _checked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     tape = active.tape
     if tape is None or tape.paused:
         return _apply.__get__(None, cls)(*args, **kwargs)
+    args, kwargs = tensors_of_known((args, kwargs))
     _check_no_values(f" {cls.__name__}", (*args, *kwargs.values()))
     with tape.pause(), torch._C.DisableTorchFunction():  # its forward works on real tensors, and keeps its backward
         return _apply.__get__(None, cls)(*args, **kwargs)
@@ -148,6 +150,18 @@ def _not_swapped(*args: Any, **kwargs: Any) -> Any:
     return _swapped(*args, **kwargs)
 
 
+_callback: Any = getattr(torch._dynamo.eval_frame, "_callback_from_stance", None)
+
+
+def _not_compiled(callback: Any) -> Any:
+    """Every compiled function comes by here when it is called."""
+    if callable(callback) and active.tape is not None and not active.tape.paused:
+        raise TraceError(
+            "a compiled function insists on real tensors; put the call into a weft.cell, or use the function that was compiled"
+        )
+    return _callback(callback)
+
+
 PATCHES: list[tuple[Any, str, Any, Any]] = [
     (nn.Module, "__call__", nn.Module.__call__, recorded_call),
     (torch, "tensor", torch.tensor, _number),
@@ -158,6 +172,7 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
     (torch.inference_mode, "__enter__", _inference[0], _inference_entered),
     (torch.inference_mode, "__exit__", _inference[1], _inference_exited),
     (torch.nn.utils.stateless, "_reparametrize_module", _swapped, _not_swapped),
+    (torch._dynamo.eval_frame, "_callback_from_stance", _callback, _not_compiled),
     (Distribution, "_validate_sample", _validated, _checked_sample),
     (lazy_property, "__get__", _lazy, _lazily),
 ]

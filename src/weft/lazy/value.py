@@ -223,6 +223,12 @@ class Value:
     def data(self) -> Any:
         return self.detach()
 
+    @data.setter
+    def data(self, given: Any) -> None:
+        raise TraceError(
+            "v.data = ... on a Value: it has no memory of its own; write into it without gradients, with v.copy_(...)"
+        )
+
     @property
     def real(self) -> Any:
         return torch.real(self)  # type: ignore[arg-type]
