@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
 import weft
 from test_lazy import equivalent
@@ -73,7 +73,9 @@ def test_samples_have_the_frequencies_of_their_distribution() -> None:
     assert torch.allclose(counts, logits.softmax(0), atol=0.03)
 
 
-def test_distributions_of_tensors_check_as_ever() -> None:
+def test_distributions_of_tensors_check_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distribution, "_validate_args", True)  # torch.compile turns it off for the whole process
+
     def fn(x: Tensor) -> Tensor:
         return Normal(torch.tensor([1.0]), torch.tensor([-1.0])).sample() + x
 
