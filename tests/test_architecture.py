@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "run": ("weft.graph", "weft.plan", "weft.cc"),
     "data": ("weft.graph", "weft.plan"),
     "api": BELOW_API,
-    "lazy": (*BELOW_API, "weft.api"),
+    "lazy": (*BELOW_API, "weft.api", "weft.cc"),
     "tools": (*BELOW_API, "weft.api", "weft.lazy"),
     "testing": (*BELOW_API, "weft.api", "weft.lazy", "weft.tools"),
     "nn": (*BELOW_API, "weft.api", PUBLIC_NAMES),

@@ -14,7 +14,7 @@ from weft.lazy.arguments import Argument, split
 from weft.lazy.cached import CachedBatch, clear
 from weft.lazy.empty import empty, remember, signature
 from weft.lazy.fibers import Fibers
-from weft.lazy.flush import Flush
+from weft.lazy.flush import Flush, Rows
 from weft.lazy.given import known_leaves
 from weft.lazy.nests import Structure
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
@@ -135,6 +135,7 @@ class Recorder:
         fibers, outcomes = self.record()
         tape = fibers.tape
         try:
+            tape.put_back()
             wanted = wanted_references(outcomes)
             late = wanted[wanted >= tape.floor]
             groups = self._last_flush(tape, late)
@@ -154,7 +155,7 @@ def close(tape: Tape) -> None:
     tape.fast, tape.quick, tape.driver = {}, {}, None
     tape.results, tape.imports, tape.past, tape.fed, tape.values = {}, {}, [], [], None
     tape.handed, tape.stacks, tape.views = {}, [], Views()
-    tape.type, tape.arguments = [], []
+    tape.type, tape.arguments, tape.left = [], [], []
     tape.data.clear()
 
 
@@ -163,9 +164,15 @@ def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) ->
     if not earlier:
         return groups
     found = [Group(group.at + earlier, group.rows) for group in groups]
+    sources: dict[int, tuple[Rows, list[int], list[int]]] = {}
     for at, ref in enumerate(wanted[:earlier].tolist()):
         rows, row = tape.results[ref]
-        found.append(Group(np.array([at], np.int32), rows.row(row)[None]))
+        _, places, chosen = sources.setdefault(id(rows), (rows, [], []))
+        places.append(at)
+        chosen.append(row)
+    for rows, places, chosen in sources.values():
+        index = torch.tensor(chosen, device=rows.rows.device)
+        found.append(Group(np.array(places, np.int32), rows.rows.index_select(0, index)))
     return found
 
 

@@ -13,8 +13,8 @@ from weft.lazy.value import Value
 if TYPE_CHECKING:
     from weft.lazy.tape import Tape
 
-_INT = kind_of((), torch.int64)
-_BOOL = kind_of((), torch.bool)
+INT = kind_of((), torch.int64)
+BOOL = kind_of((), torch.bool)
 _LARGE = 1e38
 
 
@@ -49,9 +49,9 @@ def constant(tape: Tape, number: Any, dtype: torch.dtype | None = None) -> Const
     """The constant of a Python number, or None if it is not a plain one."""
     cls = number.__class__
     if cls is int:
-        return Constant(tape, number, _INT) if dtype is None or dtype is torch.int64 else _cast(tape, number, dtype)
+        return Constant(tape, number, INT) if dtype is None or dtype is torch.int64 else _cast(tape, number, dtype)
     if cls is bool and dtype is None:
-        return Constant(tape, number, _BOOL)
+        return Constant(tape, number, BOOL)
     if cls is float and (dtype is None or dtype.is_floating_point):
         return _cast(tape, number, dtype or torch.get_default_dtype())
     return None

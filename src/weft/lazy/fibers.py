@@ -18,6 +18,7 @@ from torch.overrides import _pop_mode, _push_mode
 
 from weft.errors import TraceError
 from weft.lazy.flush import Flush, alive, name_example
+from weft.lazy.leftover import left_over
 from weft.lazy.mode import Recording
 from weft.lazy.ops import Setting
 from weft.lazy.patches import intercepted
@@ -59,6 +60,8 @@ class Fibers:
         self.waiting: list[Waiting] = []
         self.held: list[Waiting] = []
         """Examples that wait at a name."""
+        self.needed: list[int] = []
+        """References that the waiting examples ask for."""
         self.todo = 0
         self.example = -1
         self.error: BaseException | None = None
@@ -135,6 +138,7 @@ class Fibers:
 
     def need(self, value: Value) -> None:
         """Stop this example until the value has been computed."""
+        self.needed.append(value._ref)
         self._stop(None)
 
     def sync(self, name: str) -> None:
@@ -173,8 +177,10 @@ class Fibers:
     def _flush(self) -> None:
         tape = self.tape
         if tape.type:
-            Flush(tape, alive(tape)).run(self.options)
+            busy = {stopped.example for stopped in (*self.waiting, *self.held)}
+            Flush(tape, alive(tape), left_over(tape, busy, self.needed)).run(self.options)
             self.flushes += 1
+        self.needed = []
         tape.state.kept["needs values"] = True
         tape.track()
 

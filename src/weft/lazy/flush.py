@@ -15,10 +15,11 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
-from weft.lazy.chains import Recorded
+from weft.lazy.chains import LOW, Recorded
 from weft.lazy.coarsen import coarse_program
 from weft.lazy.gradients import grad_flags
 from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.leftover import Leftover
 from weft.lazy.ops import Feed, Op
 from weft.lazy.tape import Tape
 from weft.run.calls import Group, run_calls
@@ -76,18 +77,24 @@ def given_op(kind: Kind, device: str) -> Op:
 class Flush:
     """One flush of a tape: its programs, and where its references are in them."""
 
-    def __init__(self, tape: Tape, wanted: References) -> None:
+    def __init__(self, tape: Tape, wanted: References, left: Leftover | None = None) -> None:
         self.tape, self.state = tape, tape.state
         self.handed = len(tape.imports)
         _check_unchanged(tape)
         self.recorded = recorded(tape)
-        self.wanted = wanted
+        self.left, self.wanted = left, wanted
+        if left is not None:
+            self.recorded = left.others(self.recorded)
+            self.wanted = wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]]
         self._flags: Any = None
 
     def programs(self) -> tuple[list[CallProgram], References]:
         """What to run, and the wanted references in it."""
         tape, first = self.tape, self.handed << OUTPUT_BITS
-        main, wanted, self.origin = coarse_program(self.state, self.recorded, self.wanted - tape.floor, tape.sites)
+        chosen = self.wanted - tape.floor
+        if self.left is not None:
+            chosen = self.left.rest[chosen >> OUTPUT_BITS] << OUTPUT_BITS | chosen & LOW
+        main, wanted, self.origin = coarse_program(self.state, self.recorded, chosen, tape.sites)
         arguments = np.where(main.arguments < 0, (-main.arguments - 1) << OUTPUT_BITS, main.arguments + first)
         if not self.handed:
             return [main], wanted
@@ -153,13 +160,16 @@ class Flush:
             rows = Rows(group.rows)
             for row, at in enumerate(group.at.tolist()):
                 tape.results[refs[at]] = (rows, row)
+        if self.left is not None:
+            self.left.take_off(tape)
         advance(tape)
 
     def blame(self, call: int, error: Exception) -> None:
         """Say in which example an error came up."""
         call -= self.handed
         if call >= 0:
-            name_example(error, self.example_of(int(self.origin[call])))
+            at = int(self.origin[call])
+            name_example(error, self.example_of(at if self.left is None else int(np.flatnonzero(~self.left.left)[at])))
 
     def example_of(self, call: int) -> int:
         bounds = [start for start, _ in self.tape.bounds]

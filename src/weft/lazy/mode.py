@@ -20,7 +20,7 @@ from weft.lazy.stacks import reduced, stack
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, MISS, REFUSED, STEP, UNARY, Value
 
-_HANDLE = handle_torch_function.__code__
+HANDLE = handle_torch_function.__code__
 
 
 class Recording(TorchFunctionMode):
@@ -47,7 +47,7 @@ class Recording(TorchFunctionMode):
                         return tape.make(tape, ref, entry[1])
         if tape.paused:
             return func(*args, **(kwargs or {}))
-        if frame.f_code is _HANDLE and frame.f_back is not None:
+        if frame.f_code is HANDLE and frame.f_back is not None:
             frame = frame.f_back.f_back or frame.f_back
         head, given = (func, args) if not kwargs else ((func, *kwargs), (*args, *kwargs.values()))
         found = short(tape, head, given, frame)
@@ -66,7 +66,7 @@ def called(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
     """A function without a rule of its own."""
-    if _has_values(args) or (kwargs and _has_values(kwargs.values())):
+    if has_values(args) or (kwargs and has_values(kwargs.values())):
         return _called_with_values(tape, func, args, kwargs, frame)
     if tape.is_kept and (_name(func).endswith(DRAWING) or ("out" in kwargs and _name(func) in RANDOM)):
         raise TraceError(
@@ -116,12 +116,13 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return called(tape, func, args, kwargs, _getframe(2))
 
 
-def _has_values(items: Any) -> bool:
+def has_values(items: Any) -> bool:
+    """Whether there are values among these, or in lists of them."""
     for item in items:
         if isinstance(item, Value):
             return True
         if item.__class__ is tuple or item.__class__ is list:
-            if _has_values(item):
+            if has_values(item):
                 return True
     return False
 
@@ -191,7 +192,7 @@ def _tensor(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         made = constant(tape, args[0], kwargs.get("dtype") if kwargs else None)
         if made is not None:
             return made
-    if args and _has_values(args):
+    if args and has_values(args):
         found = _joined(args[0]).detach()
         return found if kwargs.get("dtype") is None else found.to(kwargs["dtype"])
     return func(*args, **kwargs)
@@ -211,11 +212,11 @@ def _set_grad(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _unchecked(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
     """What torch.distributions asks of its parameters; of values it is not known yet."""
-    return True if _has_values(args) else func(*args, **kwargs)
+    return True if has_values(args) else func(*args, **kwargs)
 
 
 def _no_gradients(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
-    if _has_values(args) or _has_values(kwargs.values()):
+    if has_values(args) or _has_values(kwargs.values()):
         raise TraceError(f"torch.autograd.{_name(func)} on a Value: {REFUSED['backward']}, or put the call into a weft.cell")
     return func(*args, **kwargs)
 

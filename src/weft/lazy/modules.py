@@ -66,8 +66,12 @@ def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
     """Record the call as one, or let the module run and record what it does."""
+    if module in tape.others:
+        return _call(module, *args, **kwargs)
     if not _is_one_call(tape, module):
         tape.ones.pop(module, None)
+        if not isinstance(module, nn.Sequential) and not _is_of_torch(module):
+            tape.others[module] = True
         return _call(module, *args, **kwargs)
     tape.ones[module] = True
     if isinstance(module, BY_ROW) and len(args) == 1 and not kwargs and isinstance(args[0], Stacked) and args[0].ndim > 1:
@@ -152,10 +156,14 @@ def _is_one_call(tape: Tape, module: nn.Module) -> bool:
 def _is_layer(module: nn.Module) -> bool:
     """A module of torch.nn, all of whose parts are, that holds nothing that hooks could see."""
     return all(
-        type(part).__module__.startswith(_LAYERS) and not isinstance(part, _CONTAINERS) and not _carries_hooks(part)
+        _is_of_torch(part) and not isinstance(part, _CONTAINERS) and not _carries_hooks(part)
         for part in module.modules()
         if part is not module or not isinstance(part, nn.Sequential)
     )
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(_LAYERS)
 
 
 _LAYERS = ("torch.nn.modules.", "torch.ao.nn.")

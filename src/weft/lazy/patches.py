@@ -2,7 +2,8 @@
 
 `nn.Module.__call__` and `torch.tensor`, which are recorded as one call and as a constant; `torch.autograd.Function.apply`,
 which would silently lose its backward on values; `torch.autocast` and `torch.inference_mode`, whose state decides what a call
-means; and `torch.distributions`, which looks at the numbers that it is given, and insists on tensors.
+means; `torch.distributions`, which looks at the numbers that it is given, and insists on tensors; and functions that record
+their own call in less time than torch takes to ask (`shortcuts.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from weft.lazy.constants import constant
 from weft.lazy.given import tensors_of_known
 from weft.lazy.modules import recorded_call
 from weft.lazy.nests import flatten
+from weft.lazy.shortcuts import MODULE, NUMBER, functions, install, shortcut
 from weft.lazy.tape import active
 from weft.lazy.value import Value
 
@@ -162,9 +164,10 @@ def _not_compiled(callback: Any) -> Any:
     return _callback(callback)
 
 
+install()
 PATCHES: list[tuple[Any, str, Any, Any]] = [
-    (nn.Module, "__call__", nn.Module.__call__, recorded_call),
-    (torch, "tensor", torch.tensor, _number),
+    (nn.Module, "__call__", nn.Module.__call__, shortcut(MODULE, None, nn.Module.__call__, recorded_call)),
+    (torch, "tensor", torch.tensor, shortcut(NUMBER, None, None, _number)),
     (torch.autograd.Function, "apply", _apply, classmethod(_checked_apply)),
     (torch._functorch.utils, "unwrap_dead_wrappers", _unwrap, _checked_unwrap),
     (torch.autocast, "__enter__", _enter, _entered),
@@ -175,6 +178,7 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
     (torch._dynamo.eval_frame, "_callback_from_stance", _callback, _not_compiled),
     (Distribution, "_validate_sample", _validated, _checked_sample),
     (lazy_property, "__get__", _lazy, _lazily),
+    *functions(),
 ]
 """Where, under what name, what was there, and what is there while some thread records."""
 

@@ -51,6 +51,9 @@ def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int
         elif cls is tuple or cls is list:
             key.append(cls)
             for part in item:
+                if part.__class__ is nn.Parameter:
+                    key += (nn.Parameter, id(part))
+                    continue
                 if part.__class__ is not Value or part._tape is not tape:
                     return None
                 ref = part._ref
@@ -129,5 +132,6 @@ def remember(tape: Tape, head: Any, args: Any, frame: FrameType, entry: Entry) -
         return
     key = signature(tape, head, args, frame, [], [])
     if key is not None:
-        held = tuple(item for item in args if isinstance(item, nn.Parameter | nn.Module))
+        parts = [part for item in args for part in (item if isinstance(item, tuple | list) else (item,))]
+        held = tuple(part for part in parts if isinstance(part, nn.Parameter | nn.Module))
         tape.tables.quick[key] = Quick(entry, held)

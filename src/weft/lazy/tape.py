@@ -38,7 +38,13 @@ class Driver(Protocol):
     def need(self, value: Value) -> None: ...
 
 
-class Tape:
+class Hot:
+    """What every recorded call touches; `c/record.c` knows these names, too."""
+
+    __slots__ = ("arguments", "data", "fast", "floor", "imports", "next", "ones", "others", "paused", "quick", "type", "values")
+
+
+class Tape(Hot):
     """One recording. References grow from flush to flush; those below `floor` are of calls that have been run.
 
     The lists are those of `weft.graph.recording`, with types numbered by `State.fines`; references below zero are results of
@@ -68,6 +74,8 @@ class Tape:
         self.values: list[Value] | None = None
         self.make: Any = Value
         self.past: list[Segment] = []
+        self.left: list[Any] = []
+        """Calls of finished examples that wait for the last flush."""
         self.views = Views()
         self.watchful = False
         """A view, or a value with views, was written into: every argument is looked at."""
@@ -79,6 +87,8 @@ class Tape:
         self.paused = False
         self.records_data = False
         """In a scope: operations on tensors that are neither values nor of the model are recorded, too."""
+        self.others: dict[Any, bool] = {}
+        """Modules of the user's own that are no cells: their code runs, and what it does is recorded."""
         self.is_kept = False
         """Under `cache=`: numbers drawn now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()
@@ -145,10 +155,19 @@ class Tape:
         ref = value._ref
         found = self.imports.get(ref)
         if found is None:
+            if self.left and ref not in self.results:
+                self.put_back()
+                return value._ref if value._ref >= self.floor else self.imported(value)
             self.result(value)
             found = self.imports[ref] = -len(self.imports) - 1
             self.imported_refs.append(ref)
         return found
+
+    def put_back(self) -> None:
+        """What was left for the last flush is on the tape again."""
+        left, self.left = self.left, []
+        for calls in left:
+            calls.put_back(self)
 
     # What values ask for
 
@@ -168,6 +187,8 @@ class Tape:
     def result(self, value: Value) -> Any:
         """What a flush gave for a value; what is pending runs first if it must."""
         value = self.settled(value)
+        if self.left and value._ref < self.floor and value._ref not in self.results:
+            self.put_back()
         if value._ref >= self.floor and self.ended is None:
             if self.driver is None or active.tape is not self:
                 raise TraceError("a Value of another thread's or another scope's recording was needed; return it instead")

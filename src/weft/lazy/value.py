@@ -312,6 +312,7 @@ def _unary(name: str, func: Any) -> Callable[..., Any]:
                 return found
         return tape.record(func, (self, *args), kwargs, frame)
 
+    method.is_unary = True  # type: ignore[attr-defined]
     method.__name__ = name
     method.__doc__ = f"As `torch.Tensor.{name}`, recorded."
     return method

@@ -44,6 +44,9 @@ def _varies(tape: Tape, func: Any, value: Value, number: Any, frame: FrameType) 
     seen = tape.world.numbers.setdefault((func, value._kind, id(frame.f_code), frame.f_lasti), set())
     if len(seen) <= FEW:
         seen.add(number)
+        if len(seen) > FEW:  # the first few were recorded as parts of what is computed: no longer
+            tape.tables.quick.clear()
+            tape.tables.fast.clear()
     return len(seen) > FEW
 
 

@@ -226,14 +226,20 @@ def stacked(groups: Sequence[Group], positions: Ints) -> Tensor:
     """The rows of these wanted references as one tensor; all must have the same shape and dtype."""
     if len(groups) == 1 and len(groups[0].at) == len(positions) and bool((groups[0].at == positions).all()):
         return groups[0].rows
-    place = np.empty(sum(len(group.at) for group in groups), dtype=np.int64)
-    used = [group for group in groups if np.isin(group.at, positions).any()]
-    first = 0
-    for group in used:
-        place[group.at] = np.arange(first, first + len(group.at))
-        first += len(group.at)
-    rows = used[0].rows if len(used) == 1 else torch.cat([group.rows for group in used])
-    return rows.index_select(0, torch.from_numpy(place[positions]).to(rows.device))
+    count = sum(len(group.at) for group in groups)
+    owner, place = np.empty(count, np.int64), np.empty(count, np.int64)
+    for number, group in enumerate(groups):
+        owner[group.at] = number
+        place[group.at] = np.arange(len(group.at))
+    owner, place = owner[positions], place[positions]
+    used = np.flatnonzero(np.bincount(owner)).tolist()
+    first = np.zeros(len(groups), np.int64)
+    first[used] = np.cumsum([0, *(len(groups[number].at) for number in used)])[:-1]
+    rows = groups[used[0]].rows if len(used) == 1 else torch.cat([groups[number].rows for number in used])
+    chosen = first[owner] + place
+    if len(chosen) == len(rows) and bool((chosen == np.arange(len(chosen))).all()):
+        return rows
+    return rows.index_select(0, torch.from_numpy(chosen).to(rows.device))
 
 
 def _one_by_one(library: Library, program: CallProgram, wanted: References, blame: Blame | None) -> list[Group]:

@@ -1,0 +1,108 @@
+"""Calls that were seen before, recorded in C (`c/record.c`): a few tenths of a microsecond each, where Python takes one or two.
+
+A shortcut stands where a Python function stood, looks the call up in the same tables and appends to the same lists; whatever it
+does not know it hands to the Python function. Without a compiler, without Python's headers, or with `WEFT_NATIVE=0`, the
+Python functions do all of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from sys import _getframe
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from weft.cc import build, compiler
+from weft.lazy.constants import BOOL, INT, Constant
+from weft.lazy.mode import HANDLE, Recording, called, has_values
+from weft.lazy.quick import Quick, short
+from weft.lazy.tape import Tape, active
+from weft.lazy.value import ARITHMETIC, COMPARISONS, MISS, STEP, Value, picked
+
+BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, FUNCTION = range(7)
+
+LOSSES = "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"
+IN_PYTHON = (
+    f"{LOSSES} binary_cross_entropy_with_logits softmax log_softmax relu silu elu leaky_relu tanh sigmoid dropout normalize"
+)
+"""Functions of torch.nn.functional that are Python code: torch takes many microseconds to ask whether they are recorded."""
+
+IN_TORCH = (
+    "tanh sigmoid relu exp log sqrt abs neg softmax log_softmax cat add sub mul div matmul mv dot maximum minimum where "
+    "sum mean chunk split unbind"
+)
+"""Functions of torch that are recorded by their own shortcut, where there are shortcuts."""
+
+
+@functools.cache
+def shortcut_type() -> Any:
+    """The type of shortcuts; None where the machine cannot have them."""
+    path, headers = compiler(), Path(sysconfig.get_paths()["include"])
+    if path is None or sys.implementation.name != "cpython" or not (headers / "Python.h").exists():
+        return None
+    text = (Path(__file__).parent / "c" / "record.c").read_text(encoding="utf-8")
+    text = "\n".join(
+        (f"/* {sys.version!r} */", *(f'#include "{headers / name}"' for name in ("Python.h", "structmember.h")), text)
+    )
+    try:
+        made = build(path, text, "-O2")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    function = ctypes.PyDLL(made._name).weft_shortcuts
+    function.restype, function.argtypes = ctypes.py_object, (ctypes.py_object,)
+    return function((Value, Constant, Tape, Quick, nn.Parameter, active, picked, HANDLE, INT, BOOL, STEP))
+
+
+def shortcut(how: int, name: Any, func: Any, fallback: Callable[..., Any]) -> Any:
+    """The fallback, or what does the same in less time where it can."""
+    made = shortcut_type()
+    return fallback if made is None else made(how, name, func, fallback)
+
+
+def install() -> None:
+    """Give values, and the mode that sees torch functions, their shortcuts."""
+    made = shortcut_type()
+    if made is None:
+        return
+    operators = {f"__{name}__" for name in (*COMPARISONS, *ARITHMETIC, *(f"r{name}" for name in ARITHMETIC))}
+    for name, method in list(vars(Value).items()):
+        func = getattr(Tensor, name, None)
+        if name in operators:
+            setattr(Value, name, made(BINARY, name, func, method))
+        elif getattr(method, "is_unary", False):
+            setattr(Value, name, made(UNARY, name, func, method))
+    Value.__getitem__ = made(GETITEM, None, Tensor.__getitem__, Value.__getitem__)  # type: ignore[method-assign]
+    Recording.__torch_function__ = made(MODE, None, None, Recording.__torch_function__)  # type: ignore[method-assign]
+
+
+def direct(func: Any) -> Any:
+    """A torch function that records its own call, while this thread records."""
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        tape = active.tape
+        if tape is None or tape.paused or not (has_values(args) or has_values(kwargs.values())):
+            return func(*args, **kwargs)
+        frame = _getframe(1)
+        head, given = ((func, *kwargs), (*args, *kwargs.values())) if kwargs else (func, args)
+        found = short(tape, head, given, frame)
+        return called(tape, func, args, kwargs, frame) if found is MISS else found
+
+    return shortcut(FUNCTION, None, func, functools.wraps(func)(recorded))
+
+
+@functools.cache
+def functions() -> list[tuple[Any, str, Any, Any]]:
+    """(module, name, the function, the one that records) of the torch functions that are exchanged during a recording."""
+    chosen: list[tuple[Any, str]] = [(functional, name) for name in IN_PYTHON.split()]
+    if shortcut_type() is not None:
+        chosen += [(torch, name) for name in IN_TORCH.split()]
+    return [(module, name, getattr(module, name), direct(getattr(module, name))) for module, name in chosen]

@@ -1,0 +1,159 @@
+"""Shortcuts in C record what the Python functions record, and no Python of weft runs for a call that was seen before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from examples import early_exit, parser, sampler, tagger, tree_decoder, tree_lstm
+from torch import Tensor, nn
+
+import weft
+from weft.lazy import patches, shortcuts
+from weft.lazy.arguments import split
+from weft.lazy.batched import Batched, Recorder
+from weft.lazy.mode import Recording
+from weft.lazy.tape import Tape
+from weft.lazy.value import Value
+
+needs_shortcuts = pytest.mark.skipif(shortcuts.shortcut_type() is None, reason="no C compiler, or no headers of Python")
+
+
+def record(model: Any, *inputs: Any, granularity: str = "auto") -> Tape:
+    """What recording these examples leaves on the tape."""
+    count, items = split(inputs, None)
+    batched = Batched(model, True, None, None, granularity, {})
+    fibers, _ = Recorder(batched, count, items, {}, "cpu").record()
+    return fibers.tape
+
+
+def without_shortcuts(patch: pytest.MonkeyPatch) -> None:
+    """Put the Python functions back."""
+    made = shortcuts.shortcut_type()
+    for holder in (Value, Recording):
+        for name, method in list(vars(holder).items()):
+            if isinstance(method, made):
+                patch.setattr(holder, name, method.fallback)
+    exchanged = [(where, name, theirs, getattr(ours, "fallback", ours)) for where, name, theirs, ours in patches.PATCHES]
+    patch.setattr(patches, "PATCHES", exchanged)
+
+
+def content(tape: Tape) -> tuple[Any, ...]:
+    """Types by the order in which they come up: where Python calls Python, the interpreter moves the place of a call once."""
+    number: dict[int, int] = {}
+    types = [number.setdefault(t, len(number)) for t in tape.type]
+    ops = [tape.state.fines[t] for t in number]
+    data = {number[t]: [row.tolist() if isinstance(row, Tensor) else row for row in rows] for t, rows in tape.data.items()}
+    return tape.next, tape.floor, types, ops, tape.arguments, tape.further, data, list(tape.imports), tape.bounds
+
+
+class Mixed(nn.Module):
+    """Every form of call that has a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.linear, self.weight = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.pair = nn.Bilinear(4, 4, 4)
+
+    def forward(self, number: int, x: Tensor) -> Tensor:
+        h = self.linear(self.embed(torch.tensor(number))) + self.pair(self.linear(x), self.linear(x) * 2)
+        h = (1.5 * h - self.weight) / 3 + torch.cat([h[:2], h[2:]]) + h[0] + h[torch.tensor(number % 4)] * torch.tensor(True)
+        left, right = torch.tanh(h).chunk(2)
+        scores = F.log_softmax(torch.stack([left, right]).sum(0), dim=0)
+        return F.cross_entropy(scores, torch.tensor(number % 2), reduction="sum") + F.relu(h).sum() + h.softmax(0).max()
+
+
+def mixed(count: int) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    return Mixed(), list(range(count)), torch.randn(count, 4)
+
+
+MODELS: dict[str, Callable[[int], tuple[Any, ...]]] = {
+    "mixed": mixed,
+    "tree_lstm": tree_lstm.example,
+    "unmarked": lambda count: tree_lstm.example(count, marked=False),
+    "tagger": tagger.example,
+    "parser": parser.example,
+    "early_exit": early_exit.example,
+    "sampler": sampler.example,
+    "tree_decoder": tree_decoder.example,
+}
+
+
+@needs_shortcuts
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("granularity", ["auto", "operator"])
+def test_shortcuts_record_what_python_records(name: str, granularity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, *inputs = MODELS[name](6)
+    for _ in range(2):  # the first call learns, and remembers what it learns
+        record(model, *inputs, granularity=granularity)
+    made = record(model, *inputs, granularity=granularity)
+    with monkeypatch.context() as patch:
+        without_shortcuts(patch)
+        assert content(record(model, *inputs, granularity=granularity)) == content(made)
+
+
+RECORDING = frozenset(f"weft.lazy.{name}" for name in ("calls", "mode", "modules", "quick", "shortcuts", "varying"))
+
+
+@needs_shortcuts
+@pytest.mark.parametrize("name", ["tree_lstm", "unmarked"])
+def test_no_python_of_weft_runs_for_a_call_that_was_seen_before(name: str) -> None:
+    def python_calls(count: int) -> int:
+        seen = 0
+
+        def profile(frame: Any, event: str, _: Any) -> None:
+            nonlocal seen
+            seen += event == "call" and frame.f_globals.get("__name__") in RECORDING
+
+        sys.setprofile(profile)
+        try:
+            record(model, inputs[0][:1] * count)
+        finally:
+            sys.setprofile(None)
+        return seen
+
+    model, *inputs = MODELS[name](1)
+    for _ in range(3):
+        record(model, inputs[0][:1] * 2)
+    few, many = python_calls(2), python_calls(12)
+    calls = record(model, inputs[0][:1]).num_calls
+    per_call = (many - few) / 10 / calls
+    assert calls > 20
+    assert per_call < 0.1, f"{per_call:.2f} Python calls of weft for each recorded call"  # a few for each example remain
+
+
+@needs_shortcuts
+def test_a_shortcut_reads_as_the_function_that_it_stands_for() -> None:
+    assert Value.tanh.__doc__ == "As `torch.Tensor.tanh`, recorded."
+    assert Value.__add__.__name__ == "__add__"
+
+
+@needs_shortcuts
+def test_functions_of_torch_are_their_own_again_after_a_recording() -> None:
+    before = [getattr(module, name) for module, name, _, _ in shortcuts.functions()]
+    inside: list[Any] = []
+
+    def fn(x: Tensor) -> Tensor:
+        inside.extend(getattr(module, name) for module, name, _, _ in shortcuts.functions())
+        return torch.tanh(x)
+
+    weft.batched(fn)(torch.ones(1, 2))
+    assert all(isinstance(function, shortcuts.shortcut_type()) for function in inside)
+    assert [getattr(module, name) for module, name, _, _ in shortcuts.functions()] == before
+
+
+@needs_shortcuts
+def test_numbers_that_vary_at_a_place_are_fed_from_then_on() -> None:
+    def fn(x: Tensor, at: int) -> Tensor:
+        return (torch.ones(10) + x)[at]
+
+    x = torch.arange(60.0).reshape(6, 10)
+    for _ in range(2):
+        result = weft.batched(fn)(x, list(range(6)))
+    assert result.tolist() == [1.0, 12.0, 23.0, 34.0, 45.0, 56.0]
+    assert len(set(record(fn, x, list(range(6))).type)) == 3  # ones, add, and one kind of pick
