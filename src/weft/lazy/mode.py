@@ -216,7 +216,7 @@ def _unchecked(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _no_gradients(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
-    if has_values(args) or _has_values(kwargs.values()):
+    if has_values(args) or has_values(kwargs.values()):
         raise TraceError(f"torch.autograd.{_name(func)} on a Value: {REFUSED['backward']}, or put the call into a weft.cell")
     return func(*args, **kwargs)
 
