@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TypeVar, cast
+from weakref import proxy, ref
 
 import numpy as np
 import torch
@@ -29,7 +30,8 @@ class ReadIndex:
     """One read as tensors. Pieces are per step for a recurrent read, else one over all rows."""
 
     def __init__(self, read: Read, indices: Indices) -> None:
-        self.read, self._indices = read, indices
+        self.read = read
+        self._indices = cast(Indices, proxy(indices))  # nothing that a plan keeps may keep the plan
         self.index = indices.tensor(read.index)
         self.starts: list[int] = read.slices.tolist()
         """First class row of each piece that is a slice, else -1."""
@@ -65,7 +67,7 @@ class BackIndex:
     """One return as tensors, each made when it is needed."""
 
     def __init__(self, back: Return, indices: Indices) -> None:
-        self.back, self._indices = back, indices
+        self.back, self._indices = back, cast(Indices, proxy(indices))
         self.single = None if back.single is None else indices.tensor(back.single)
 
     @cached_property
@@ -118,10 +120,17 @@ class Indices:
     """Lazily made tensors of one plan on one device."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
-        self.plan, self.device = plan, device
+        self._plan, self.device = ref(plan), device
         self._kept: dict[object, object] = {}
         self._there: dict[int, Tensor] = {}
         self._alive: list[np.ndarray] = []
+
+    @property
+    def plan(self) -> Plan:
+        """It keeps these indices, and not the other way round: so both go at once, device memory included."""
+        plan = self._plan()
+        assert plan is not None
+        return plan
 
     @staticmethod
     def of(plan: Plan, device: torch.device) -> Indices:
