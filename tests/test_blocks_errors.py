@@ -379,6 +379,53 @@ def test_a_composition_with_a_cycle_or_something_unused() -> None:
         idle.eval_one(1.0)
 
 
+def calls_itself(make: Callable[[Callable[[], wb.Block]], wb.Block]) -> wb.Block:
+    again = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
+    again.resolve_to(make(again))
+    return again()
+
+
+ENDLESS: list[tuple[Callable[[Callable[[], wb.Block]], wb.Block], str]] = [
+    (lambda again: wb.AllOf(again(), wb.Scalar()) >> wb.Function(torch.add), "<wb.Pipe>"),
+    (lambda again: wb.OneOf(len, (wb.Scalar(), again())), "<wb.OneOf len>"),
+    (lambda again: wb.Optional(again()), "<wb.Optional>"),
+    (lambda again: again() >> wb.Function(torch.neg), "<wb.Pipe>"),
+    (lambda again: wb.OneOf(len, (wb.Identity(), wb.Identity()), again()), "<wb.OneOf len>"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(ENDLESS)))
+def test_a_block_that_calls_itself_on_its_own_input(number: int) -> None:
+    make, block = ENDLESS[number]
+    with pytest.raises(weft.StructureError) as caught:
+        wb.compile(wb.Map(calls_itself(make)))
+    assert str(caught.value) == f"{block}: it calls itself on the input that it was given, without end"
+
+
+def test_declarations_that_stand_for_each_other() -> None:
+    one, two = (wb.ForwardDeclaration(wb.PyObjectType(), T([])) for _ in range(2))
+    one.resolve_to(two())
+    two.resolve_to(one())
+    with pytest.raises(ValueError, match="it calls itself on the input that it was given, without end"):
+        one().eval_one(1)
+
+
+def test_data_that_contains_itself() -> None:
+    example: list[Any] = [1, [2]]
+    example[1].append(example)
+    net = wb.compile(deep_sum())
+    with pytest.raises(weft.StructureError) as caught:
+        net([[1], example])
+    assert str(caught.value) == "<wb.OneOf <lambda>>: expected data that ends, got a list that contains itself, in example 1"
+    assert net([[1]]).tolist() == [1]
+
+
+def test_an_error_that_does_not_come_again() -> None:
+    with pytest.raises(ValueError, match="could not convert string to float: 'x'") as caught:
+        wb.compile(wb.Map(wb.Scalar()))([[1], iter([1, "x"])])
+    assert caught.value.__notes__ == ["in example 1; recording it once more went well, so it is not known where"]
+
+
 def test_options_and_inputs_of_a_compiled_block() -> None:
     with pytest.raises(weft.TypeMismatch, match="unknown option 'speed'"):
         wb.compile(wb.Scalar(), speed=3)
@@ -386,8 +433,13 @@ def test_options_and_inputs_of_a_compiled_block() -> None:
         wb.compile(wb.Scalar(), ragged="no")
     with pytest.raises(weft.TypeMismatch, match="ragged='padded': expected sequences of tensors"):
         wb.compile(wb.Map(wb.Map(wb.Scalar())), ragged="padded")
-    with pytest.raises(weft.TypeMismatch, match="expected a list of examples or programs, got dict"):
+    with pytest.raises(weft.TypeMismatch, match="expected a list or tuple of examples, a tensor or a Batch, got dict"):
         wb.compile(wb.Scalar())({})
+    with pytest.raises(weft.TypeMismatch) as caught:
+        wb.compile(wb.Scalar())(torch.tensor(1.0))
+    assert str(caught.value) == (
+        "<wb.Scalar>: expected a list or tuple of examples, a tensor or a Batch, got a tensor without dimensions"
+    )
 
 
 def test_parameters_on_two_devices() -> None:

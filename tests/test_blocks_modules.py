@@ -485,3 +485,23 @@ def test_types_from_tuples_of_one() -> None:
     assert wb.convert_to_type(([],)) == wb.TupleType(wb.TensorType([]))
     assert wb.convert_to_type(([2, 3],)) == wb.TupleType(wb.TensorType([2, 3]))
     assert wb.convert_to_type(((2, 3),)) == wb.TupleType(wb.TupleType(2, 3))
+
+
+def test_numbers_side_by_side_are_fed_as_one_row() -> None:
+    wide = wb.Record([(n, wb.Scalar()) for n in range(40)]) >> wb.Concat()
+    program = wb.compile(wide).program(list(range(40)))
+    assert [rows.shape for rows in program.calls.data.values()] == [(1, 40)]
+    mixed = wb.Record((wb.Scalar("int64"), wb.Scalar("int64"), wb.OneHot(2, dtype="int64"), wb.Length("int64"))) >> wb.Concat(
+        -1
+    )
+    assert_batches(mixed, [(2**53 + 1, 3, 1, "ab"), ("4", True, 0, "")])
+    assert mixed.eval_one((2**53 + 1, 3, 1, "ab")).tolist() == [2**53 + 1, 3, 0, 1, 2]
+    x = torch.tensor(2.0, requires_grad=True)
+    wb.compile(wb.Record((wb.Scalar(), wb.Scalar())) >> wb.Concat())([(x, 1), (3, x), (5, 6)]).sum().backward()
+    assert x.grad is not None and x.grad.item() == 2
+
+
+def test_a_query_may_be_a_sequence_of_the_same_type() -> None:
+    score = wb.Record((wb.Sum(), wb.Identity())) >> wb.Function(torch.dot)
+    net = wb.Record((wb.Map(wb.Vector(2)), wb.Map(wb.Vector(2)))) >> wb.Attend(score)
+    assert net.eval_one(([[0, 0]], [[1, 3], [3, 1]])).tolist() == [2, 2]

@@ -26,7 +26,6 @@ from weft.blocks.constants import Scalar as Scalar
 from weft.blocks.constants import Tensor as Tensor
 from weft.blocks.constants import Vector as Vector
 from weft.blocks.declare import ForwardDeclaration as ForwardDeclaration
-from weft.blocks.functions import Concat as Concat
 from weft.blocks.functions import Function as Function
 from weft.blocks.indexing import Broadcast as Broadcast
 from weft.blocks.indexing import GetItem as GetItem
@@ -35,6 +34,7 @@ from weft.blocks.indexing import Nth as Nth
 from weft.blocks.indexing import Slice as Slice
 from weft.blocks.indexing import Zip as Zip
 from weft.blocks.indexing import ZipWith as ZipWith
+from weft.blocks.joining import Concat as Concat
 from weft.blocks.json import Json as Json
 from weft.blocks.layers import FC as FC
 from weft.blocks.layers import Embedding as Embedding

@@ -190,8 +190,9 @@ class Attend(Block):
     def _sequence(self) -> tuple[ResultType | None, ResultType | None]:
         """The types of query and sequence; no query where the input is the sequence."""
         given = self.input_type
-        if isinstance(given, TupleType) and len(given) == 2 and _can_be_items(given[1]) and given[0] != given[1]:
-            return given[0], given[1]
+        if isinstance(given, TupleType) and len(given) == 2 and _can_be_items(given[1]):
+            if given[0] != given[1] or isinstance(given[1], SequenceType):
+                return given[0], given[1]
         return None, given
 
     def _update(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -173,6 +173,10 @@ class Block(SharedModule, metaclass=_Construction):
     def _emit(self, e: Any, x: Any) -> Any:
         """Write code: from the value of the input to the value of the output (`weft.blocks.emit`)."""
         raise NotImplementedError
+
+    def _passed_on(self) -> Iterable[Block]:
+        """The parts that get this block's own input, as it is."""
+        return ()
 
     def _looks_at_values(self) -> bool:
         """Whether what it does depends on the values of tensors."""

@@ -25,6 +25,16 @@ Waiting = Generator[tuple[bool | None, Any], Any, Any]
 work that may wait by itself, and is sent all results."""
 
 
+WATCHED = 1 << 17
+"""Calls inside each other from which on it is looked whether the data contains itself."""
+WINDOW = 10_000
+"""How many of them are looked at."""
+
+
+class Endless(StructureError):
+    """Data that contains itself."""
+
+
 @dataclass(frozen=True, eq=False)
 class BlockProgram:
     """The recorded calls of one example or several, where their results are, and what came out as Python objects."""
@@ -100,6 +110,7 @@ class Builder:
     def drive(self, function: Any, argument: Any) -> Waiting:
         """Run a function of the code, and all those that it calls; its result is returned."""
         stack: list[Any] = []
+        watched = WATCHED
         send, value = function(argument).send, None
         while True:
             try:
@@ -113,7 +124,21 @@ class Builder:
                 value = yield function, argument
                 continue
             stack.append(send)
+            if len(stack) == watched:
+                watched *= 2
+                self._check_ends(stack)
             send, value = function(argument).send, None
+
+    def _check_ends(self, stack: list[Any]) -> None:
+        """Data that contains itself would be followed until there is no memory left."""
+        seen: set[tuple[str, int]] = set()
+        for send in stack[-WINDOW:]:
+            frame = send.__self__.gi_frame
+            name, x = frame.f_code.co_name, frame.f_locals.get("x")
+            if (name, id(x)) in seen and isinstance(x, list | dict):
+                where = self.code.units[name]._path()
+                raise Endless(f"{where}: expected data that ends, got a {type(x).__name__} that contains itself")
+            seen.add((name, id(x)))
 
     def finish(self, count: int) -> BlockProgram:
         """What was recorded, as arrays; the lists are empty afterwards."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -90,6 +90,9 @@ class OneOf(Block):
         if known is not None:
             for block in blocks:
                 set_type(block, side, known)
+
+    def _passed_on(self) -> Iterable[Block]:
+        return self.subblocks if self._pre is None else self.subblocks[self._count :]
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         key, pre, type = self._key_block, self._pre, self._known("output")

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import torch
 
-from weft.blocks.block import Block
+from weft.blocks.block import Block, WiringError
 from weft.blocks.constants import ToArray
 from weft.blocks.emit import Emitter, Value
 from weft.blocks.inference import inferring, set_type
@@ -44,6 +44,8 @@ class Code:
     value_dependent: Block | None
     blocks: list[Block]
     reached: list[Block]
+    units: dict[str, Block]
+    """The blocks whose work the functions of the source do, by the name of the function."""
     stamp: int
     key: int
     """Equal for equal networks, in any process: programs of one run in the other."""
@@ -90,6 +92,7 @@ def _write(root: Block, traced: bool) -> Code:
     reached = [module for _, module in root._reach() if isinstance(module, Block)]
     for block in reached:
         block._check_whole()
+    _check_ends(reached)
     if root.input_type is None:
         with inferring():
             set_type(root, "input", PyObjectType())
@@ -116,9 +119,29 @@ def _write(root: Block, traced: bool) -> Code:
         e.value_dependent,
         e.blocks,
         reached,
+        {name: block for block, name in e.units.items()},
         _stamp(reached),
         crc32(repr([(kind.name, kind.args, kind.feeds, kind.outputs, kind.many) for kind in e.kinds.known]).encode()),
     )
+
+
+def _check_ends(reached: list[Block]) -> None:
+    """A block that calls itself must do so on something else than its own input."""
+    seen: set[Block] = set()
+    for start in reached:
+        path: dict[Block, None] = {}
+        pending: list[tuple[Block, bool]] = [(start, False)]
+        while pending:
+            block, done = pending.pop()
+            if done:
+                del path[block]
+                seen.add(block)
+            elif block in path:
+                raise WiringError(f"{block._path()}: it calls itself on the input that it was given, without end")
+            elif block not in seen:
+                path[block] = None
+                pending.append((block, True))
+                pending += [(part, False) for part in block._passed_on()]
 
 
 def _shared(reached: list[Block]) -> set[Block]:

@@ -93,10 +93,10 @@ class CompiledBlock(SharedModule):
             examples = examples.content
         if isinstance(examples, BlockProgram):
             return self.run([examples])
-        if isinstance(examples, Tensor):
+        if isinstance(examples, Tensor) and examples.dim():
             examples = examples.unbind(0)
         if not isinstance(examples, list | tuple):
-            raise TypeMismatch(f"{block!r}: expected a list of examples or programs, got {type(examples).__name__}")
+            raise TypeMismatch(f"{block!r}: expected a list or tuple of examples, a tensor or a Batch, got {_kind(examples)}")
         if examples and all(isinstance(example, BlockProgram) for example in examples):
             return self.run(examples)
         if self._cache_key is not None and examples:
@@ -129,6 +129,10 @@ class CompiledBlock(SharedModule):
 
     def __repr__(self) -> str:
         return f"compiled {self.__dict__['block']!r}"
+
+
+def _kind(given: Any) -> str:
+    return "a tensor without dimensions" if isinstance(given, Tensor) else type(given).__name__
 
 
 def kept_under(key: Any, example: Any) -> Hashable:

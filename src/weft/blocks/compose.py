@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +36,9 @@ class _Pipe(Block):
             for left, side, right, its in ((one, a, two, b), (two, b, one, a)):
                 if left._types[side] is not None:
                     set_type(right, its, left._types[side])
+
+    def _passed_on(self) -> Iterable[Block]:
+        return self.subblocks[:1]
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         for part in self.subblocks:
@@ -235,6 +238,9 @@ class AllOf(Block):
         outputs = [part.output_type for part in parts]
         if None not in outputs:
             set_type(self, "output", TupleType(*outputs))
+
+    def _passed_on(self) -> Iterable[Block]:
+        return self.subblocks
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         if not self.subblocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -61,6 +61,9 @@ class _Reference(Block):
 
     def _check_whole(self) -> None:
         _ = self.target
+
+    def _passed_on(self) -> Iterable[Block]:
+        return (self.target,)
 
     def _emit(self, e: Emitter, x: Value) -> Value:
         return e.through_function(self.target, x)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.blocks.block import Block
-from weft.blocks.building import Builder
+from weft.blocks.building import Builder, Endless
 from weft.blocks.code import Code, code_of
 from weft.blocks.kinds import Kind
 from weft.blocks.show import described, short_type, shortened
@@ -148,6 +148,8 @@ def _tracked(root: Block) -> tuple[_Tracker, Builder]:
 
 def explained(root: Block, example: Any, number: int, error: Exception) -> Exception:
     """The error of a failed recording, with the block, the example and the place in it."""
+    if isinstance(error, Endless):
+        return Endless(f"{error}, in example {number}")
     tracker, builder = _tracked(root)
     from weft.blocks.evaluate import REFERENCE
     from weft.blocks.flushing import History
@@ -164,7 +166,7 @@ def explained(root: Block, example: Any, number: int, error: Exception) -> Excep
     except Exception as again:
         if type(again) is type(error) and tracker.open:
             return _worded(tracker, number, again)
-    error.add_note(f"in example {number}")
+    error.add_note(f"in example {number}; recording it once more went well, so it is not known where")
     return error
 
 

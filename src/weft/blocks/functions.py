@@ -18,7 +18,7 @@ from weft.blocks.inference import set_type
 from weft.blocks.kinds import Body, Constant, Kind, positional, spec_of, tensor_leaves
 from weft.blocks.layers import FC, Embedding, Growing, Layer, check_callable
 from weft.blocks.types import ResultType, TensorType, TupleType, is_tensor_nest
-from weft.errors import TypeMismatch, WeftError
+from weft.errors import WeftError
 from weft.graph.calls import call_type
 from weft.graph.rows import TensorSpec
 
@@ -263,75 +263,3 @@ def function_key(fn: Any) -> Hashable:
 
 def _plain_key(value: Any) -> Hashable:
     return (type(value), value) if isinstance(value, int | float | str | bool | None | torch.dtype) else id(value)
-
-
-class Concat(Block):
-    """Concatenate a tuple of tensors; scalars count as vectors of one. `flatten` allows nested tuples.
-
-    >>> import weft.blocks as wb
-    >>> (wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.Concat()).eval_one(2)
-    tensor([2., 2.])
-    """
-
-    _input_classes = (TupleType,)
-    _output_classes = (TensorType,)
-
-    def __init__(self, concat_dim: int = 0, flatten: bool = False, *, name: str | None = None) -> None:
-        super().__init__(name=name)
-        if isinstance(concat_dim, bool) or not isinstance(concat_dim, int):
-            raise TypeMismatch(f"{self.name}: concat_dim: expected an integer, got {concat_dim!r}")
-        self._dim, self._flatten = concat_dim, flatten
-
-    def _update(self) -> None:
-        if self.input_type is not None:
-            set_type(self, "output", self._joined(self.input_type))
-
-    def _joined(self, given: ResultType) -> TensorType:
-        leaves = given.terminal_types()
-        if not leaves or not is_tensor_nest(given):
-            raise self._mismatch(f"input type: expected a tuple of tensors, got {given!r}")
-        if not self._flatten and any(isinstance(item, TupleType) for item in given):  # type: ignore[attr-defined]
-            raise self._mismatch(f"input type: expected no nested tuples (or flatten=True), got {given!r}")
-        shapes = [tuple(leaf.shape) or (1,) for leaf in leaves if isinstance(leaf, TensorType)]
-        dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, TensorType)}
-        dim = self._dim
-        if any(None in shape for shape in shapes):
-            raise self._mismatch(f"input type: expected known dimensions, got {given!r}")
-        if len(dtypes) > 1:
-            raise self._mismatch(f"input type: expected one dtype, got {given!r}")
-        if any(not 0 <= dim < len(shape) for shape in shapes):
-            raise self._mismatch(f"concat_dim {dim} is not a dimension of all of {given!r}")
-        if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
-            raise self._mismatch(f"shapes must agree except in dimension {dim}, got {given!r}")
-        total = sum(shape[dim] for shape in shapes)
-        return TensorType([*shapes[0][:dim], total, *shapes[0][dim + 1 :]], dtypes.pop())
-
-    def _emit(self, e: Emitter, x: Value) -> Value:
-        given, output, dim = self._known("input"), self._known("output"), self._dim
-        leaves = [leaf for leaf, _ in tensors_in(x, given)]
-        specs = specs_of(given, ())
-        fed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Constant) and not e.traced]
-        constants = [leaves[place] for place in fed]
-        taken = [place for place in range(len(leaves)) if place not in fed]
-        key = ("concat", dim, tuple(specs), tuple(fed), tuple((one.key, one.feed) for one in constants))
-
-        def make() -> Kind:
-            body = _joining(dim, taken, fed, [one.decode for one in constants])
-            feeds = tuple(one.feed for one in constants)
-            args = tuple(specs[place] for place in taken)
-            return Kind("Concat", body, args, feeds, (spec_of(output),), where=self._path())
-
-        return e.call(key, make, [leaves[place] for place in taken], [one.name for one in constants])[0]
-
-
-def _joining(dim: int, taken: list[int], fed: list[int], decodes: list[Callable[[Tensor], Tensor] | None]) -> Body:
-    """Concatenation of results of calls and of constants, which come after them as arguments."""
-    order = [(*taken, *fed).index(place) for place in range(len(taken) + len(fed))]
-
-    def body(*tensors: Tensor) -> Sequence[Tensor]:
-        given = tensors[: len(taken)]
-        known = [row if decode is None else decode(row) for row, decode in zip(tensors[len(taken) :], decodes, strict=True)]
-        parts = [*given, *known]
-        return [torch.cat([parts[at].reshape(1) if parts[at].dim() == 0 else parts[at] for at in order], dim)]
-
-    return body

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,9 @@ class Optional(Block):
                     set_type(other, "output", one.output_type)
                 if len(self.subblocks) == 1:
                     check_has_zeros(self, one.output_type)
+
+    def _passed_on(self) -> Iterable[Block]:
+        return self.subblocks[:1]
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         type = self._known("output")

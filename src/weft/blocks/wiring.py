@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -177,6 +177,9 @@ class Composition(Block):
 
     def _check_whole(self) -> None:
         self._order()
+
+    def _passed_on(self) -> Iterable[Block]:
+        return [part for part in self._subblocks if part in self._single and self._wires[part] == (self.input,)]
 
     def _readers(self) -> dict[Block, list[Block]]:
         """The blocks that read each block."""
