@@ -6,6 +6,8 @@ import copy
 import inspect
 import itertools
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,7 +144,7 @@ def test_cache_keeps_the_program_of_an_example() -> None:
 
 
 def test_a_program_of_another_network_is_not_run() -> None:
-    net = wb.compile(wb.Vector(2) >> nn.Linear(2, 2), cache=id)
+    net = wb.compile(wb.Vector(2) >> nn.Linear(2, 2), cache=tuple)
     program, example = net.program([1, 2]), [1, 2]
     net([example])
     net.double()
@@ -505,3 +507,9 @@ def test_a_query_may_be_a_sequence_of_the_same_type() -> None:
     score = wb.Record((wb.Sum(), wb.Identity())) >> wb.Function(torch.dot)
     net = wb.Record((wb.Map(wb.Vector(2)), wb.Map(wb.Vector(2)))) >> wb.Attend(score)
     assert net.eval_one(([[0, 0]], [[1, 3], [3, 1]])).tolist() == [2, 2]
+
+
+def test_every_public_name_is_on_a_page() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (Path(__file__).parents[1] / "docs").glob("blocks*.md"))
+    public = [name for name, value in vars(wb).items() if getattr(value, "__module__", "").startswith("weft.blocks")]
+    assert {name for name in public if not re.search(rf"\b{name}\b", pages)} <= {"Block", "Schema"}
