@@ -79,20 +79,25 @@ class Chains:
         """Learn from a recording."""
         self._grow(ops)
         layout = Layout(recorded, self.arity, self.is_many)
-        before = (self.after.copy(), self.before.copy(), self.word.copy(), self.near.copy())
         t = recorded.type.astype(np.int64)
         follows = np.where(recorded.starts[1:], VARIES, np.append(t[1:], 0))
         precedes = np.where(recorded.starts[:-1], VARIES, np.append(0, t[:-1]))
-        _agree(self.after, t, follows)
-        _agree(self.before, t, precedes)
-        single = ~self.is_many[t[layout.consumer]]
-        columns = (self.first[t[layout.consumer]] + layout.column)[single]
-        distance = np.where(layout.handed, FAR, layout.consumer - layout.producer)[single]
-        _agree(self.word, columns, np.where(distance == FAR, FAR, distance << OUTPUT_BITS | layout.output[single]))
+        user = t[layout.consumer]
+        columns = self.first[user] + layout.column
+        distance = np.where(layout.handed, FAR, layout.consumer - layout.producer)
+        if len(recorded.further):
+            single = ~self.is_many[user]
+            columns, distance, output = columns[single], distance[single], layout.output[single]
+        else:
+            output = layout.output
+        words = np.where(distance == FAR, FAR, distance << OUTPUT_BITS | output)
+        shown = ((self.after, t, follows), (self.before, t, precedes), (self.word, columns, words))
+        if self.blocks and all(_is_known(*each) for each in shown) and bool((self.near[columns] <= distance).all()):
+            return layout
+        for table, keys, values in shown:
+            _agree(table, keys, values)
         np.minimum.at(self.near, columns, distance)
-        now = (self.after, self.before, self.word, self.near)
-        if not self.blocks or any(not np.array_equal(a, b) for a, b in zip(before, now, strict=True)):
-            self._find()
+        self._find()
         return layout
 
     def _grow(self, ops: Sequence[Op]) -> None:
@@ -146,6 +151,12 @@ class Chains:
         word = int(self.word[self.first[t] + column])
         distance = word >> OUTPUT_BITS
         return (position - distance, word & LOW) if word != VARIES and distance <= position else None
+
+
+def _is_known(table: Longs, keys: Longs, values: Longs) -> bool:
+    """Whether these values say nothing new."""
+    found = table[keys]
+    return bool(((found == values) | (found == VARIES)).all())
 
 
 def _agree(table: Longs, keys: Longs, values: Longs) -> None:

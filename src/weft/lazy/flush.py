@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
-from weft.lazy.chains import LOW, Recorded
+from weft.lazy.chains import LOW, Longs, Recorded
 from weft.lazy.coarsen import coarse_program
 from weft.lazy.gradients import grad_flags
 from weft.lazy.kinds import Kind, kind_of
@@ -53,6 +54,14 @@ class Rows:
             self._numbers = self.rows.detach().tolist()
         return self._numbers[at]
 
+    def may_change(self) -> bool:
+        """Whether rows were given out as tensors."""
+        return self._rows is not None
+
+    def ready(self) -> list[Any] | None:
+        """The numbers of all rows, where they were asked for before and nobody can have changed them."""
+        return self._numbers if self._rows is None else None
+
     def is_changed(self, at: int) -> bool:
         """Whether somebody has written into the tensor of that row."""
         found = None if self._rows is None else self._rows[at]
@@ -80,6 +89,9 @@ class Flush:
     def __init__(self, tape: Tape, wanted: References, left: Leftover | None = None) -> None:
         self.tape, self.state = tape, tape.state
         self.handed = len(tape.imports)
+        self.given = [tape.results[ref] for ref in tape.imported_refs]
+        self.sources = {id(rows): rows for rows, _ in self.given}
+        self._check_given()
         _check_unchanged(tape)
         self.recorded = recorded(tape)
         self.left, self.wanted = left, wanted
@@ -90,32 +102,49 @@ class Flush:
 
     def programs(self) -> tuple[list[CallProgram], References]:
         """What to run, and the wanted references in it."""
-        tape, first = self.tape, self.handed << OUTPUT_BITS
+        tape = self.tape
         chosen = self.wanted - tape.floor
         if self.left is not None:
             chosen = self.left.rest[chosen >> OUTPUT_BITS] << OUTPUT_BITS | chosen & LOW
         main, wanted, self.origin = coarse_program(self.state, self.recorded, chosen, tape.sites)
-        arguments = np.where(main.arguments < 0, (-main.arguments - 1) << OUTPUT_BITS, main.arguments + first)
         if not self.handed:
             return [main], wanted
+        imports, place = self._imports()
+        # Merging adds the number of imports to every reference: it is taken off here from those that name imports.
+        arguments, below = main.arguments.copy(), main.arguments < 0
+        arguments[below] = (place[-arguments[below] - 1] - self.handed) << OUTPUT_BITS
         main = CallProgram(main.type, arguments, main.further, main.data)
-        return [self._imports(), _shifted(main, first)], wanted + first
+        return [imports, main], wanted + (self.handed << OUTPUT_BITS)
 
-    def _imports(self) -> CallProgram:
-        """The results of earlier flushes that are used again, one call each."""
-        found = [self.tape.results[ref] for ref in self.tape.imports]
-        sources: dict[int, Rows] = {id(rows): rows for rows, _ in found}
-        number_of = {key: at for at, key in enumerate(sources)}
-        which = np.array([number_of[id(rows)] for rows, _ in found])
-        row = np.array([at for _, at in found])
-        library = self.state.library
-        numbers = np.array([library.number(given_op(rows.kind, self.tape.device)) for rows in sources.values()], np.int32)
-        types = numbers[which]
-        tables: dict[tuple[int, int], Table] = {}
-        for number in np.unique(numbers).tolist():
-            chosen = np.flatnonzero(types == number)
-            tables[number, 0] = _gathered(list(sources.values()), numbers == number, which[chosen], row[chosen])
-        return CallProgram(types, np.empty(0, np.int64), np.empty(0, np.int32), tables)
+    def _check_given(self) -> None:
+        """Nobody has written into what is handed in."""
+        if any(rows.may_change() for rows in self.sources.values()):
+            for rows, row in self.given:
+                if rows.is_changed(row):
+                    _refuse_change(rows.kind.shape)
+
+    def _imports(self) -> tuple[CallProgram, Longs]:
+        """The results of earlier flushes that are used again, one call each, source by source; and where each of them is."""
+        number_of = {key: at for at, key in enumerate(self.sources)}
+        all_rows, places = zip(*self.given, strict=True)
+        which = np.array([*map(number_of.__getitem__, map(id, all_rows))])
+        order = np.argsort(which, kind="stable")
+        counts, rows = np.bincount(which).tolist(), np.array(places)[order]
+        types: list[int] = []
+        parts: dict[tuple[int, int], list[Tensor]] = {}
+        first = 0
+        for source, count in zip(self.sources.values(), counts, strict=True):
+            number = self.state.library.number(given_op(source.kind, self.tape.device))
+            types += [number] * count
+            index = torch.from_numpy(rows[first : first + count]).to(source.rows.device)
+            parts.setdefault((number, 0), []).append(source.rows.index_select(0, index))
+            first += count
+        tables: dict[tuple[int, int], Table] = {
+            key: found[0] if len(found) == 1 else torch.cat(found) for key, found in parts.items()
+        }
+        place = np.empty(self.handed, np.int64)
+        place[order] = np.arange(self.handed)
+        return CallProgram(np.array(types, np.int32), np.empty(0, np.int64), np.empty(0, np.int32), tables), place
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""
@@ -155,11 +184,9 @@ class Flush:
 
     def _keep(self, groups: Sequence[Group]) -> None:
         tape = self.tape
-        refs = self.wanted.tolist()
         for group in groups:
-            rows = Rows(group.rows)
-            for row, at in enumerate(group.at.tolist()):
-                tape.results[refs[at]] = (rows, row)
+            refs = self.wanted[group.at].tolist()
+            tape.results.update(zip(refs, zip(repeat(Rows(group.rows)), range(len(refs)), strict=False), strict=True))
         if self.left is not None:
             self.left.take_off(tape)
         advance(tape)
@@ -174,20 +201,6 @@ class Flush:
     def example_of(self, call: int) -> int:
         bounds = [start for start, _ in self.tape.bounds]
         return self.tape.bounds[max(int(np.searchsorted(bounds, call, "right")) - 1, 0)][1] if bounds else 0
-
-
-def _shifted(program: CallProgram, first: int) -> CallProgram:
-    """Merging adds the number of calls before to every reference; take it off here."""
-    return CallProgram(program.type, program.arguments - first, program.further, program.data)
-
-
-def _gathered(sources: list[Rows], used: Any, which: Any, row: Any) -> Tensor:
-    """The rows `row` of the sources `which`, of those that are used, as one tensor."""
-    sizes = np.array([len(rows.rows) if mine else 0 for rows, mine in zip(sources, used, strict=True)])
-    first = np.cumsum(sizes) - sizes
-    parts = [rows.rows for rows, mine in zip(sources, used, strict=True) if mine]
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return whole.index_select(0, torch.from_numpy(first[which] + row).to(whole.device))
 
 
 def recorded(tape: Tape) -> Recorded:
@@ -211,6 +224,7 @@ def advance(tape: Tape) -> None:
     tape.type, tape.arguments, tape.further = [], [], []
     tape.data = defaultdict(list)
     tape.imports, tape.imported_refs, tape.fed, tape.bounds, tape.changed = {}, [], [], [], {}
+    tape.held = []
     if tape.values is not None:
         tape.values.clear()
 
@@ -225,8 +239,9 @@ def alive(tape: Tape) -> References:
         return refs
     tape.settle_all()
     counts = list(map(sys.getrefcount, tape.values))
-    held = [value._ref for value, count in zip(tape.values, counts, strict=True) if count > _UNHELD]
-    return np.unique(np.array([ref for ref in held if ref >= tape.floor], np.int64))
+    floor = tape.floor
+    tape.held = [value for value, count in zip(tape.values, counts, strict=True) if count > _UNHELD and value._ref >= floor]
+    return np.unique(np.array([value._ref for value in tape.held], np.int64))
 
 
 _UNHELD = next(map(sys.getrefcount, [object()]))
@@ -237,10 +252,6 @@ def _check_unchanged(tape: Tape) -> None:
     for tensor, version in tape.fed:
         if tensor._version != version:
             _refuse_change(tensor.shape)
-    for ref in tape.imports:
-        rows, row = tape.results[ref]
-        if rows.is_changed(row):
-            _refuse_change(rows.kind.shape)
     if tape.changed:
         _check_model_unchanged(tape)
 

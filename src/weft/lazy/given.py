@@ -31,6 +31,12 @@ class GivenRows(Rows):
             self.parts = self.rows.unbind(0)
         return self.parts[at]
 
+    def may_change(self) -> bool:
+        return True
+
+    def ready(self) -> list[Any] | None:
+        return None
+
     def is_changed(self, at: int) -> bool:
         return not self.rows.is_inference() and self.rows._version != self.version
 

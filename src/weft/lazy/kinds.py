@@ -12,10 +12,10 @@ from weft.graph.rows import TensorSpec
 class Kind:
     """Shape and dtype of a value."""
 
-    __slots__ = ("dtype", "shape", "spec")
+    __slots__ = ("count", "dtype", "shape", "spec")
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
-        self.shape, self.dtype = shape, dtype
+        self.shape, self.dtype, self.count = shape, dtype, shape.numel()
         self.spec = TensorSpec(tuple(shape), dtype)
 
     def __repr__(self) -> str:

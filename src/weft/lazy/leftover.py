@@ -68,7 +68,7 @@ class Leftover:
         self.fed = tape.fed
         self.bounds = [(int(self.number[at]), example) for at, example in tape.bounds if at < len(chosen) and chosen[at]]
         floor = tape.floor
-        self.values = [value for value in tape.values or () if value._ref >= floor and chosen[(value._ref - floor) // STEP]]
+        self.values = [value for value in tape.held if value._ref >= floor and chosen[(value._ref - floor) // STEP]]
         tape.left.append(self)
 
     def put_back(self, tape: Tape) -> None:

@@ -41,7 +41,22 @@ class Driver(Protocol):
 class Hot:
     """What every recorded call touches; `c/record.c` knows these names, too."""
 
-    __slots__ = ("arguments", "data", "fast", "floor", "imports", "next", "ones", "others", "paused", "quick", "type", "values")
+    __slots__ = (
+        "arguments",
+        "data",
+        "fast",
+        "floor",
+        "imported_refs",
+        "imports",
+        "next",
+        "ones",
+        "others",
+        "paused",
+        "quick",
+        "results",
+        "type",
+        "values",
+    )
 
 
 class Tape(Hot):
@@ -72,6 +87,8 @@ class Tape(Hot):
         self.fed: list[tuple[Tensor, int]] = []
         self.results: dict[int, Any] = {}
         self.values: list[Value] | None = None
+        self.held: list[Value] = []
+        """During a flush: values since the last one that somebody holds."""
         self.make: Any = Value
         self.past: list[Segment] = []
         self.left: list[Any] = []
@@ -218,6 +235,9 @@ class Tape(Hot):
             with torch._C.DisableTorchFunction():
                 return tensor.tolist()
         group, row = self.result(value)
+        ready = group.ready()
+        if ready is not None:
+            return ready[row]
         with torch._C.DisableTorchFunction():
             return group.numbers(row)
 

@@ -108,7 +108,7 @@ class Value:
         return self._kind.shape if dim is None else self._kind.shape[dim]
 
     def numel(self) -> int:
-        return self._kind.shape.numel()
+        return self._kind.count
 
     def is_floating_point(self) -> bool:
         return self._kind.dtype.is_floating_point
@@ -130,8 +130,8 @@ class Value:
     # What needs the numbers
 
     def item(self) -> Any:
-        if self._kind.shape.numel() != 1:
-            raise RuntimeError(f"a Tensor with {self._kind.shape.numel()} elements cannot be converted to Scalar")
+        if self._kind.count != 1:
+            raise RuntimeError(f"a Tensor with {self._kind.count} elements cannot be converted to Scalar")
         found = self._tape.numbers(self)
         while isinstance(found, list):
             found = found[0]
@@ -141,7 +141,7 @@ class Value:
         return self._tape.numbers(self)
 
     def __bool__(self) -> bool:
-        if self._kind.shape.numel() != 1:
+        if self._kind.count != 1:
             raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
         return bool(self.item())
 

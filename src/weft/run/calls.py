@@ -155,10 +155,11 @@ def prepare(library: Library, programs: Sequence[CallProgram], wanted: Reference
     engine = Engine.of(library)
     structure: tuple[Any, ...] = tuple(program.structure for program in programs)
     merged: CallProgram | None = None
+    known: CallGraph | None = None
     if any(program._cache.get("seen by") is not engine for program in programs):
         merged = merge_calls(programs)
-        graph = call_graph(library.types, merged)
-        engine.sharing.see(library.types, graph.type, graph.owner, graph.position, graph.src, graph.out)
+        known = call_graph(library.types, merged)
+        engine.sharing.see(library.types, known.type, known.owner, known.position, known.src, known.out)
         for program in programs:
             program._cache["seen by"] = engine
     first: Ints | None = None
@@ -169,7 +170,7 @@ def prepare(library: Library, programs: Sequence[CallProgram], wanted: Reference
     key = (structure, wanted.tobytes(), engine.sharing.count, options.policy, options.max_rows)
 
     def make() -> Prepared:
-        graph = call_graph(library.types, merged or merge_calls(programs))
+        graph = known or call_graph(library.types, merged or merge_calls(programs))
         results = wanted
         if first is not None:
             graph = replace(graph, src=first[graph.src])

@@ -24,7 +24,7 @@ static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind;
 static PyObject *s_tape, *s_training, *s_imported;
 static long long Step;
 static Py_ssize_t v_tape, v_ref, v_kind, c_number, q_number, q_single, q_kinds;
-static Py_ssize_t t_type, t_arguments, t_data, t_next, t_floor, t_imports, t_values, t_fast, t_quick, t_ones, t_others, t_paused;
+static Py_ssize_t t_type, t_arguments, t_data, t_next, t_floor, t_imports, t_values, t_fast, t_quick, t_ones, t_others, t_paused, t_results, t_refs;
 
 #define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
@@ -105,6 +105,13 @@ static int put_ref(Parts *p, PyObject *tape, PyObject *value)
         if (known != NULL) {
             Py_INCREF(known);
             ref = known;
+        } else if (!PyErr_Occurred() && PyDict_Contains(SLOT(tape, t_results), ref) == 1) {
+            PyObject *fresh = PyLong_FromSsize_t(-PyDict_GET_SIZE(imports) - 1);
+            if (fresh == NULL || PyDict_SetItem(imports, ref, fresh) < 0 || PyList_Append(SLOT(tape, t_refs), ref) < 0) {
+                Py_XDECREF(fresh);
+                return 0;
+            }
+            ref = fresh;
         } else if (PyErr_Occurred() || (ref = PyObject_CallMethodOneArg(tape, s_imported, value)) == NULL) {
             return 0;
         }
@@ -536,7 +543,7 @@ PyObject *weft_shortcuts(PyObject *given)
         {TapeType, "data", &t_data},          {TapeType, "next", &t_next},      {TapeType, "floor", &t_floor},
         {TapeType, "imports", &t_imports},    {TapeType, "values", &t_values},  {TapeType, "fast", &t_fast},
         {TapeType, "quick", &t_quick},        {TapeType, "ones", &t_ones},      {TapeType, "others", &t_others},
-        {TapeType, "paused", &t_paused}};
+        {TapeType, "paused", &t_paused},      {TapeType, "results", &t_results}, {TapeType, "imported_refs", &t_refs}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if ((*wanted[i].place = offset_of(wanted[i].type, wanted[i].name)) < 0) return NULL;
     s_tape = PyUnicode_InternFromString("tape");
