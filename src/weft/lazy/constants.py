@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from weft.lazy.kinds import Kind, kind_of
-from weft.lazy.value import Value
+from weft.lazy.value import ARITHMETIC, COMPARISONS, Value
 
 if TYPE_CHECKING:
     from weft.lazy.tape import Tape
@@ -43,6 +44,29 @@ class Constant(Value):
 
     def __repr__(self) -> str:
         return f"Value({self._known!r}, dtype={str(self._kind.dtype).removeprefix('torch.')})"
+
+
+def _known(name: str, plain: Any) -> Any:
+    """An operator of which a number and a number give a number; with anything else it is recorded."""
+    compute = getattr(Tensor, name)
+
+    def operator(self: Constant, other: Any) -> Any:
+        if other.__class__ is not Constant and other.__class__ not in (bool, int, float):
+            return plain(self, other)
+        with self._tape.pause():
+            found = compute(self._plain(), other._plain() if other.__class__ is Constant else other)
+        if not isinstance(found, Tensor) or found.dtype not in _NUMBERS:
+            return plain(self, other)
+        return Constant(self._tape, found.item(), kind_of((), found.dtype))
+
+    operator.__name__ = name
+    return operator
+
+
+_NUMBERS = (torch.bool, torch.int64, torch.float32, torch.float64)
+
+for _name in (*COMPARISONS, *ARITHMETIC[:7], *(f"r{name}" for name in ARITHMETIC[:7])):
+    setattr(Constant, f"__{_name}__", _known(f"__{_name}__", getattr(Value, f"__{_name}__")))
 
 
 def constant(tape: Tape, number: Any, dtype: torch.dtype | None = None) -> Constant | None:
