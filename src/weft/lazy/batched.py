@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.data.batch import Batch
 from weft.errors import TypeMismatch
-from weft.lazy.arguments import Argument, split
+from weft.lazy.arguments import Argument, Shared, split
 from weft.lazy.cached import CachedBatch, clear
+from weft.lazy.collating import RecordedBatch, collated, run_recorded
 from weft.lazy.empty import empty, remember, signature
 from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush, Rows
@@ -61,6 +63,8 @@ class Batched:
         return state_of(self.fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], Batch):
+            return self._recorded_batch(args[0])
         count, items = split(args, self.in_dims)
         key = signature(self.fn, self.stack, items)
         if active.tape is not None and not active.tape.paused:
@@ -75,6 +79,18 @@ class Batched:
         if self.stack:
             remember(self.state, key, structure, result)
         return result
+
+    def collate_examples(self, examples: Sequence[Any]) -> RecordedBatch:
+        """What a `weft.data.Batch` of these examples holds."""
+        return collated(self, examples)
+
+    def _recorded_batch(self, batch: Batch) -> Any:
+        if not isinstance(batch.content, RecordedBatch):
+            raise TypeMismatch("this weft.data.Batch was collated for another network; use weft.data.collate with this one")
+        device = device_of(self.fn, (), 0)
+        if not len(batch):
+            return empty(self.state, signature(self.fn, self.stack, [Shared(None)]), device)
+        return run_recorded(self, batch.content, device)[1]
 
     def cache_clear(self) -> None:
         """Forget the recordings that `cache=` has kept."""

@@ -28,6 +28,7 @@ from weft.lazy.state import State
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 from weft.run.calls import run_calls, stacked
+from weft.run.options import Options
 
 if TYPE_CHECKING:
     from weft.lazy.batched import Batched
@@ -38,21 +39,27 @@ MOST_KEPT = 65536
 
 
 @dataclass(eq=False)
-class Kept:
-    """One example's recording and result. `refs` are the results that are values, in order; `leaves` hold the others."""
+class Result:
+    """What one example returns. `refs` are those results that are values, in order; `leaves` hold the others."""
 
-    recorded: Recorded
     structure: Structure
     leaves: list[Any]
     refs: References
     kinds: tuple[Kind, ...]
-    version: int = -1
-    program: CallProgram | None = None
-    wanted: References = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def is_plain(self) -> bool:
         return len(self.refs) == len(self.leaves)
+
+
+@dataclass(eq=False)
+class Kept(Result):
+    """One example's recording and result, and the program made of it with the blocks of some version."""
+
+    recorded: Recorded
+    version: int = -1
+    program: CallProgram | None = None
+    wanted: References = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class CachedBatch:
@@ -75,29 +82,7 @@ class CachedBatch:
         shifted = [example.wanted + (int(at) << OUTPUT_BITS) for example, at in zip(kept, first, strict=True)]
         wanted = np.concatenate(shifted)
         groups = run_calls(self.state.library, programs, wanted, self.batched.options) if len(wanted) else []
-        alike = all(example.structure == kept[0].structure and example.kinds == kept[0].kinds for example in kept)
-        if self.batched.stack and alike and all(example.is_plain for example in kept):
-            width = len(kept[0].refs)
-            rows = np.arange(len(kept), dtype=np.int32) * width
-            columns = [stacked(groups, rows + leaf) for leaf in range(width)]
-            return kept[0].structure, build(kept[0].structure, iter(columns))
-        return kept[0].structure, self._assembled(kept, wanted, groups)
-
-    def _assembled(self, kept: list[Kept], wanted: References, groups: Any) -> Any:
-        """Results of several kinds: leaf by leaf, as without a cache. References are places among the wanted ones."""
-        outcomes, at = [], 0
-        for example in kept:
-            leaves: list[Any] = []
-            kinds = iter(example.kinds)
-            for leaf in example.leaves:
-                if leaf is _VALUE:
-                    leaves.append(Value(None, at, next(kinds)))  # type: ignore[arg-type]
-                    at += 1
-                else:
-                    leaves.append(leaf.clone() if isinstance(leaf, Tensor) else leaf)
-            outcomes.append(Outcome(example.structure, leaves))
-        gathered = Gathered(np.arange(len(wanted)), groups)
-        return joined(outcomes, gathered.column, self.device) if self.batched.stack else separate(outcomes, gathered)
+        return kept[0].structure, assembled(kept, len(wanted), groups, self.batched.stack, self.device)
 
     def _programs(self, kept: list[Kept]) -> list[CallProgram]:
         """The programs of all examples, from the blocks that are known now."""
@@ -116,7 +101,7 @@ class CachedBatch:
     def _kept(self) -> list[Kept]:
         """Every example's recording; those that are not known yet are made now."""
         ambient = Tape(self.state, self.batched.granularity, self.device)
-        common = (ambient.world, ambient.ambient_grad, self.device, self.joins, _modules(self.state))
+        common = (*keys_of_now(self.state, ambient), self.joins)
         store = _store(self.state, self.batched.cache)
         found = []
         for example in range(self.count):
@@ -159,32 +144,65 @@ class CachedBatch:
 
     def _record(self, example: int, given: list[Any]) -> Kept:
         tape = Tape(self.state, self.batched.granularity, self.device)
-        tape.is_kept = True
-        fn = self.batched.fn
-        fibers = _Once(tape, 1, lambda _: Outcome.of(fn(*given)), self.batched.options)
-        fibers.number = example
-        try:
-            outcome: Outcome = fibers.run()[0]
-            self._check(tape, outcome)
-            made = recorded(tape)
-        except BaseException as error:
-            if example:
-                _rename(error, example)
-            raise
-        values = [leaf for leaf in outcome.leaves if leaf.__class__ is Value]
-        tape.ended, tape.fast, tape.quick = "done", {}, {}
-        leaves = [_VALUE if leaf.__class__ is Value else _own(leaf) for leaf in outcome.leaves]
-        refs = np.array([value._ref for value in values], np.int64)
-        return Kept(made, outcome.structure, leaves, refs, tuple(value._kind for value in values))
+        return record_kept(tape, self.batched.fn, given, example, self.batched.options, "cache=")
 
-    def _check(self, tape: Tape, outcome: Outcome) -> None:
-        fed = [row for rows in tape.data.values() for row in rows]
-        for tensor in (*fed, *outcome.leaves):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                raise TraceError(
-                    "cache=: an example's own tensor requires gradients, and a kept recording would hold its old graph; keep "
-                    "what is trained in the model, or call without cache"
-                )
+
+def keys_of_now(state: State, ambient: Tape) -> tuple[Hashable, ...]:
+    """What decides, besides an example, how it is recorded."""
+    return (ambient.world, ambient.ambient_grad, ambient.device, _modules(state))
+
+
+def record_kept(tape: Tape, fn: Any, given: Sequence[Any], example: int, options: Options, why: str) -> Kept:
+    """Record one example to its end, to be kept; `why` names who keeps it, in errors."""
+    tape.is_kept = True
+    fibers = _Once(tape, 1, lambda _: Outcome.of(fn(*given)), options)
+    fibers.why = why
+    try:
+        outcome: Outcome = fibers.run()[0]
+        _check(tape, outcome, why)
+        made = recorded(tape)
+    except BaseException as error:
+        if example:
+            _rename(error, example)
+        raise
+    values = [leaf for leaf in outcome.leaves if leaf.__class__ is Value]
+    tape.ended, tape.fast, tape.quick = "done", {}, {}
+    leaves = [_VALUE if leaf.__class__ is Value else _own(leaf) for leaf in outcome.leaves]
+    refs = np.array([value._ref for value in values], np.int64)
+    return Kept(outcome.structure, leaves, refs, tuple(value._kind for value in values), made)
+
+
+def _check(tape: Tape, outcome: Outcome, why: str) -> None:
+    fed = [row for rows in tape.data.values() for row in rows]
+    for tensor in (*fed, *outcome.leaves):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise TraceError(
+                f"{why}: an example's own tensor requires gradients, and a kept recording would hold its old graph; keep "
+                f"what is trained in the model, or call without {why.strip('=')}"
+            )
+
+
+def assembled(kept: Sequence[Result], count: int, groups: Any, stack: bool, device: str) -> Any:
+    """The result of the batch; `groups` hold the wanted values of all examples, in order, `count` of them."""
+    alike = all(example.structure == kept[0].structure and example.kinds == kept[0].kinds for example in kept)
+    if stack and alike and all(example.is_plain for example in kept):
+        width = len(kept[0].refs)
+        rows = np.arange(len(kept), dtype=np.int32) * width
+        columns = [stacked(groups, rows + leaf) for leaf in range(width)]
+        return build(kept[0].structure, iter(columns))
+    outcomes, at = [], 0
+    for example in kept:  # leaf by leaf, as without a cache; references are places among the wanted ones
+        leaves: list[Any] = []
+        kinds = iter(example.kinds)
+        for leaf in example.leaves:
+            if leaf is _VALUE:
+                leaves.append(Value(None, at, next(kinds)))  # type: ignore[arg-type]
+                at += 1
+            else:
+                leaves.append(_own(leaf))
+        outcomes.append(Outcome(example.structure, leaves))
+    gathered = Gathered(np.arange(count), groups)
+    return joined(outcomes, gathered.column, device) if stack else separate(outcomes, gathered)
 
 
 def _own(leaf: Any) -> Any:
@@ -196,18 +214,19 @@ class _KeptValue:
     """Where a value stands in a kept result."""
 
 
-_VALUE = _KeptValue()
+_VALUE = _KeptValue  # the class itself, which is the same in every process
 
 
 class _Once(Fibers):
     """One example that must not ask for numbers."""
 
-    number = 0
+    why = "cache="
 
     def need(self, value: Value) -> None:
         raise TraceError(
-            "cache=: the code asked for the number in a Value (bool, float, int, item or tolist); what it does next would "
-            "depend on numbers that change from epoch to epoch, so its recording cannot be kept: call without cache"
+            f"{self.why}: the code asked for the number in a Value (bool, float, int, item or tolist); what it does next would "
+            "depend on numbers that change from epoch to epoch, so its recording cannot be kept: call without "
+            f"{self.why.strip('=')}"
         )
 
     def sync(self, name: str) -> None:

@@ -194,7 +194,7 @@ def _tables(coarse: Coarse, recorded: Recorded, heads: npt.NDArray[Any]) -> dict
             parts.setdefault((int(coarse.number[head]), number), []).append((head, recorded.data[key]))
     found: dict[tuple[int, int], Table] = {}
     for target, tables in parts.items():
-        found[target] = tables[0][1] if len(tables) == 1 else _interleaved(recorded, tables)
+        found[target] = tables[0][1] if len(tables) == 1 else interleaved(recorded.type, tables)
     return found
 
 
@@ -205,9 +205,9 @@ def _range(recorded: Recorded, t: int) -> list[int]:
     return found
 
 
-def _interleaved(recorded: Recorded, tables: list[tuple[int, Table]]) -> Table:
+def interleaved(types: Ints, tables: list[tuple[int, Table]]) -> Table:
     """Rows of several recorded types that are one call type, in the order of the calls."""
-    order = np.argsort(np.concatenate([np.flatnonzero(recorded.type == head) for head, _ in tables]), kind="stable")
+    order = np.argsort(np.concatenate([np.flatnonzero(types == number) for number, _ in tables]), kind="stable")
     rows = [table for _, table in tables]
     if any(isinstance(part, Tensor) for part in rows):
         return torch.cat([torch.as_tensor(part) for part in rows]).index_select(0, torch.from_numpy(order))

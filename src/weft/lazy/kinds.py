@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +18,9 @@ class Kind:
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
         self.shape, self.dtype, self.count = shape, dtype, shape.numel()
         self.spec = TensorSpec(tuple(shape), dtype)
+
+    def __reduce__(self) -> Any:
+        return kind_of, (tuple(self.shape), self.dtype)
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -52,6 +52,10 @@ class BatchedModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn.load_state_dict(*args, **kwargs)
+
+    def collate_examples(self, examples: Sequence[Any]) -> Any:
+        """What a `weft.data.Batch` of these examples holds."""
+        return self.inner.collate_examples(examples)
 
     def cache_clear(self) -> None:
         """Forget the recordings that `cache=` has kept."""

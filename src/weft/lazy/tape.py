@@ -66,8 +66,8 @@ class Tape(Hot):
     earlier flushes that are handed in again.
     """
 
-    def __init__(self, state: State, granularity: str, device: str) -> None:
-        self.state, self.device = state, device
+    def __init__(self, state: State, granularity: str, device: str, is_portable: bool = False) -> None:
+        self.state, self.device, self.is_portable = state, device, is_portable
         self.sites = granularity == "auto"
         self.whole_modules = granularity != "operator"
         self.driver: Driver | None = None
@@ -113,7 +113,7 @@ class Tape(Hot):
         kind = self.place.type
         self.autocast_kind = kind
         self.ambient_autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        self.world: World = state.world((granularity, *self.ambient_autocast))
+        self.world: World = state.world((granularity, is_portable, *self.ambient_autocast))
         self.setting = Setting()
         self.set_context()
 

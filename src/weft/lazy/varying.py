@@ -41,6 +41,8 @@ def with_fed_numbers(tape: Tape, func: Any, args: tuple[Any, ...], frame: FrameT
 
 
 def _varies(tape: Tape, func: Any, value: Value, number: Any, frame: FrameType) -> bool:
+    if tape.is_portable:
+        return True  # what is recorded must not depend on what this process has seen
     seen = tape.world.numbers.setdefault((func, value._kind, id(frame.f_code), frame.f_lasti), set())
     if len(seen) <= FEW:
         seen.add(number)
