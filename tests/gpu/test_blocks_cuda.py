@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import weft.blocks as wb
 import weft.data
 from block_parts import assert_equal, assert_same_gradients, gradients, leaves
 from test_blocks_battery import CASES
+from test_blocks_random import Parts, Trees
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -45,6 +47,22 @@ def test_battery(name: str) -> None:
         assert all(leaf.is_cuda for leaf in leaves(got))
     assert_equal(at_home(got), wanted)
     assert_equal(at_home(there.eval_one(examples[0])), wanted[0])
+    mine = {key: None if grad is None else grad.cpu() for key, grad in gradients(there, at_home(leaves(got))).items()}
+    assert_same_gradients(mine, gradients(here, leaves(wanted)))
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_random_blocks(group: int) -> None:
+    parts, r = Parts(), random.Random(group)
+    made = [Trees(1000 + group * 20 + number, parts).tree() for number in range(20)]
+    here = wb.Record(tuple(block for block, _ in made))
+    there = copy.deepcopy(here).cuda()
+    examples = [tuple(data(r) for _, data in made) for _ in range(3)]
+    wanted = [here.eval_one(example) for example in examples]
+    net = wb.compile(there)
+    net.stack = False
+    got = net(examples)
+    assert_equal(at_home(got), wanted)
     mine = {key: None if grad is None else grad.cpu() for key, grad in gradients(there, at_home(leaves(got))).items()}
     assert_same_gradients(mine, gradients(here, leaves(wanted)))
 

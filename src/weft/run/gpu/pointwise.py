@@ -37,7 +37,8 @@ def fuses(value: Value) -> bool:
         return False
     if value.target in JOINS:
         dim = value.args[1] if len(value.args) > 1 else 0
-        return cuts_rows(value, dim) and all(_readable(one, value) for one in value.args[0])
+        parts = value.args[0]
+        return cuts_rows(value, dim) and all(one.constant is None and _readable(one, value) for one in parts)
     if not has_formula(value):
         return False
     return all(_readable(arg, value) if isinstance(arg, Value) else isinstance(arg, int | float) for arg in value.args)
