@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import weft
 import weft.nn
+from weft.run.gpu import apart
 from weft.run.gpu.execution import GpuExecution
 from weft.run.gpu.launch import has_triton, interpreted
 
@@ -101,6 +102,44 @@ def test_a_plan_that_answers_otherwise_gets_another_recipe(by_recipe: list[bool]
         found, expected = results(model, graph, x, "triton"), results(model, graph, x, "eager")
         for name, tensor in expected.items():
             assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12), name
+
+
+GRAPHS = {
+    "n-ary": lambda: [tree(n) for n in (2, 3, 5, 4, 2)],
+    "lstm": lambda: [weft.Graph.chain(n) for n in (1, 2, 4, 5, 5, 7)],
+    "grid": lambda: [weft.Graph.grid(3, 4), weft.Graph.grid(2, 2)],
+    "full": lambda: [weft.Graph([[], [], [], [], [0, 1], [2, 3], [4, 5]], types=[0, 0, 0, 0, 1, 1, 1])] * 3,
+}
+SLOTS: dict[str, Any] = {
+    "n-ary": MODELS["n-ary"],
+    "lstm": lambda: weft.nn.LSTM(3, 4),
+    "grid": lambda: weft.nn.GridCell(3, 4),
+    "full": lambda: weft.nn.TreeFC(3),
+}
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", SLOTS)
+def test_wide_steps_run_apart_from_narrow_ones(kind: str, by_recipe: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library multiplies for steps of three rows and more, both ways; kernels walk the others."""
+
+    class Few:
+        def rows(self, operations: float) -> int:
+            assert operations > 0
+            return 3
+
+    monkeypatch.setattr(apart, "rates", lambda device: Few())
+    torch.manual_seed(0)
+    model = SLOTS[kind]().double()
+    graph = weft.Graph.batch(GRAPHS[kind]())
+    x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
+    expected = results(model, graph, x, "eager")
+    for _ in range(2):
+        found = results(model, graph, x, "triton")
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12), name
+    assert by_recipe == [False, True]
 
 
 def test_equal_calls_give_equal_bits_with_and_without_a_recipe(by_recipe: list[bool]) -> None:

@@ -36,7 +36,7 @@ def build(path: str, source: str, effort: str = "-O3") -> ctypes.CDLL:
     """Compile and load; a library of equal source, flags, compiler and processor is compiled once."""
     what = "\n".join((path, effort, " ".join(FLAGS), _processor(), source))
     name = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
-    for folder in (_cache_folder(), Path(tempfile.gettempdir()) / f"weft-{os.getuid() if hasattr(os, 'getuid') else 0}"):
+    for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"weft-{os.getuid() if hasattr(os, 'getuid') else 0}"):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             library = folder / f"{name}.so"
@@ -58,7 +58,7 @@ def _compile(path: str, source: str, effort: str, library: Path) -> None:
         made.replace(library)
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "weft"
 

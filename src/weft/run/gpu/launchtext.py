@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from weft.graph.tape import Value
+from weft.run.gpu.apart import step_facts
 from weft.run.gpu.bind import Source
 from weft.run.gpu.launch import interpreted
 from weft.run.gpu.recipe import Writer
@@ -16,23 +18,45 @@ from weft.run.indices import Indices
 Argument = Callable[[TypeText, Source], str]
 
 
-def say_launches(writer: Writer, number: int, walk: Walk, members: Sequence[TypeText], argument: Argument) -> None:
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """Steps of `least` rows and more run by themselves: the lines of one, in terms of `at`, `lo` and `hi`."""
+
+    least: int
+    lines: list[str]
+
+
+def say_launches(
+    writer: Writer, number: int, walk: Walk, members: Sequence[TypeText], argument: Argument, apart: Apart | None
+) -> None:
     """Walk all steps of a group. `argument` gives the variable of each parameter."""
-    some, backward = walk.sweeps["narrow"], walk.backward
+    some, backward, least = walk.sweeps["narrow"], walk.backward, None if apart is None else apart.least
     arguments = [writer.fact(("table", number), lambda indices: indices.tensor(step_table(indices.plan, number)))]
     for text, binding, scratch in zip(members, some.bindings, some.scratch, strict=True):
         arguments += [argument(text, source) for source in binding.parameters.values()]
         arguments += [_scratch(writer, text, value) for value, _ in scratch]
-    turns = writer.fact(("turns", number, backward), lambda indices: stretches(indices.plan, number, backward))
-    low = "0"
+    turns = writer.fact(("turns", number, backward), lambda indices: stretches(indices.plan, number, backward, least))
+    low, held = "0", ""
     if not interpreted():
         pairs = list(zip(arguments, walk.kinds, strict=True))
         arguments = [one if kind is None else writer.let(f"{one}.data_ptr()") for one, kind in pairs]
         low = " | ".join(one for one, kind in zip(arguments, walk.kinds, strict=True) if kind is not None)
         held = ", ".join(dict.fromkeys(one for one, kind in pairs if kind is not None and one.startswith("x")))
+    rest = f"device, stream, {low}, {', '.join(arguments)})"
     start = writer.bind(walk.start, "walk")
-    writer.say(f"{start}({turns}, device, stream, {low}, {', '.join(arguments)})")
-    if not interpreted():
+    if apart is None:
+        writer.say(f"{start}({turns}, {rest}")
+    else:
+        writer.say(
+            f"for begin, end, width in {turns}:",
+            "    if width != 'apart':",
+            f"        {start}(((begin, end, width),), {rest}",
+            "        continue",
+            f"    for at in {'range(end - 1, begin - 1, -1)' if backward else 'range(begin, end)'}:",
+            f"        lo, hi = {step_facts(writer, number)}[at]",
+            *[f"        {line}" for line in apart.lines],
+        )
+    if held:
         writer.say(f"({held},)")  # until here the memory behind the addresses must live
 
 

@@ -80,8 +80,9 @@ class Writer:
         self.lines.append(f"{name} = {expression}")
         return name
 
-    def say(self, line: str) -> None:
-        self.lines.append(line)
+    def say(self, *lines: str) -> None:
+        """A statement; further lines belong to it."""
+        self.lines.append("\n".join(lines))
 
     def bind(self, item: Any, start: str = "c") -> str:
         """The name of an object that the recipe uses as it is."""
@@ -101,9 +102,8 @@ class Writer:
         facts = list(self._facts.values())
         body = [f"({', '.join(name for name, _ in facts)},) = facts"] * bool(facts)
         body += _letting_go(self.lines, results)
-        text = (
-            "\n".join([f"def recipe(facts, {parameters}):", *(f"    {line}" for line in body), f"    return {results}"]) + "\n"
-        )
+        body = [line.replace("\n", "\n    ") for line in body]
+        text = "\n    ".join([f"def recipe(facts, {parameters}):", *body, f"return {results}"]) + "\n"
         space = {"torch": torch, "empty": torch.empty, **self.space}
         exec(compile(text, "weft_recipe.py", "exec"), space)
         return Recipe(space["recipe"], tuple(self._asked.values()), tuple(make for _, make in facts), text, about)
@@ -118,7 +118,7 @@ def _letting_go(lines: Sequence[str], results: str) -> list[str]:
     for line in reversed(lines):
         last = [name for name in dict.fromkeys(_NAME.findall(line)) if name not in kept]
         kept.update(last)
-        if last and not line.startswith(" "):
+        if last:
             found.append(f"del {', '.join(last)}")
         found.append(line)
     return found[::-1]

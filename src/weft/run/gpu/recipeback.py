@@ -11,11 +11,13 @@ from torch import Tensor
 
 from weft.graph.ports import port_of
 from weft.graph.segments import bag_sum, count_to
-from weft.graph.tape import Name
+from weft.graph.tape import Name, Value
 from weft.plan.plan import NOT_A_SLICE, Group
 from weft.run.backward import Backward
+from weft.run.gpu.apart import rows_apart, step_call
+from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.bind import Source
-from weft.run.gpu.launchtext import say_launches
+from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.recipe import NoRecipe, Recipe, Writer
 from weft.run.gpu.recipeforward import Saved
 from weft.run.gpu.recipetypes import TypeText
@@ -247,7 +249,41 @@ class BackText:
                 return text.argument(source)
             return self._gradient(text, gradient, source)
 
-        say_launches(self.writer, number, walk, members, argument)
+        say_launches(self.writer, number, walk, members, argument, self._apart(number, first, sweep, parts))
+
+    def _apart(
+        self, number: int, text: TypeText, sweep: BackSweep, parts: dict[tuple[int, str], tuple[Taken | None, list[Way]]]
+    ) -> Apart | None:
+        """How wide steps run: what comes back is collected, then the piece runs."""
+        cut, codes = self.backward.cut[text.type]
+        ways = [way for _, each in parts.values() for way in each]
+        if not all(self.writer.ask(("one reader", way.key), partial(_one_reader, way.key)) for way in ways):
+            return None
+        least = rows_apart(self.writer, text, number, cut.pieces["back"])
+        if least is None:
+            return None
+        lines, known = list[str](), dict[str, str]()
+        for value in codes["back"].takes:
+            if (text.type, value.name) in parts:
+                known[value.name] = f"got{len(lines)}"
+                kept = text.store.get(value.name) if any(value is one for one in cut.pieces["sums"].takes) else None
+                lines.append(f"got{len(lines)} = {self._collected(text, value, parts[text.type, value.name], kept)}")
+        return Apart(least, [*lines, step_call(self.writer, text, codes["back"], known)])
+
+    def _collected(self, text: TypeText, value: Value, gradient: tuple[Taken | None, list[Way]], kept: str | None) -> str:
+        """The gradient of a recurrent output's rows in one step."""
+        outside, ways = gradient
+        sources = [(way.room.rows, self._single(way)) for way in ways]
+        if outside is not None:
+            every = (
+                self.writer.let(f"{self.writer.bind(count_to)}({text.n}, device)") if outside.index is None else outside.index
+            )
+            sources.insert(0, (outside.rows, every))
+        take, out = self.writer.bind(take_rows), "" if kept is None else f", out={kept}.narrow(0, lo, hi - lo)"
+        parts = [f"{rows}, {index}.narrow(0, lo, hi - lo)" for rows, index in sources]
+        if not parts or len(parts) > 2:
+            raise NoRecipe("a gradient of no or of many parts, in steps that run apart")
+        return f"{take}({', '.join(parts)}{out})"
 
     def _in_one_place(self, parts: list[Taken]) -> Taken | None:
         if len(parts) == 1:

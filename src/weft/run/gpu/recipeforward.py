@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group
+from weft.run.gpu.apart import rows_apart, step_call
 from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
-from weft.run.gpu.launchtext import say_launches
+from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.recipe import NoRecipe, Recipe, Writer
 from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import put_rows
@@ -96,7 +97,10 @@ class ForwardText:
         members = [self.types[t] for t in group.types]
         for text in members:
             self._make_places(text)
-        say_launches(self.writer, number, found, members, lambda text, source: text.argument(source))
+        code, piece = first.code.codes["during"], first.code.split.pieces["during"]
+        least = rows_apart(self.writer, first, number, piece)
+        apart = None if least is None else Apart(least, [step_call(self.writer, first, code, {})])
+        say_launches(self.writer, number, found, members, lambda text, source: text.argument(source), apart)
 
     def _make_places(self, text: TypeText) -> None:
         run, code = self.execution.runs[text.type], text.code.codes["during"]

@@ -39,31 +39,40 @@ TAKE = f"""import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["numbers", "width"])
-def take(numbers, width, out, a, p, b, q, TWO: tl.constexpr):
+@triton.jit(do_not_specialize=["numbers", "width", "many", "more"])
+def take(numbers, width, many, more, out, a, p, b, q, TWO: tl.constexpr):
     at = (tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
     live = at < numbers
     row, column = at // width, at % width
     first = tl.load(p + row, mask=live, other=0).to(tl.int64)
-    found = tl.load(a + first * width + column, mask=live, other=0)
+    found = tl.load(a + first * width + column, mask=live & (first < many), other=0)
     if TWO:
         second = tl.load(q + row, mask=live, other=0).to(tl.int64)
-        found += tl.load(b + second * width + column, mask=live, other=0)
+        found += tl.load(b + second * width + column, mask=live & (second < more), other=0)
     tl.store(out + at, found, mask=live)
 """
 
 _takers: dict[tuple[torch.dtype, bool], Quick] = {}
 
 
-def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = None) -> Tensor:
-    """What this stands for is `a.index_select(0, p)`, plus `b.index_select(0, q)`."""
+def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """What this stands for is `a.index_select(0, p)`, plus `b.index_select(0, q)`; rows that are not there are zeros."""
     a, two = a.contiguous(), b is not None
-    out = torch.empty((p.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
+    if out is None:
+        out = torch.empty((p.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
     quick = _takers.get((a.dtype, two))
     if quick is None:
         quick = _takers[a.dtype, two] = Quick(Kernel(TAKE, "take"), (two,))
     numbers = out.numel()
     if numbers:
-        more = (a, p) if b is None or q is None else (b.contiguous(), q)
-        quick(-(-numbers // BLOCK), (numbers, numbers // p.shape[0]), (out, a, p, *more))
+        b, q = (a, p) if b is None or q is None else (b.contiguous(), q)
+        sizes = numbers, numbers // p.shape[0], a.shape[0], b.shape[0]
+        quick(-(-numbers // BLOCK), sizes, (out, a, p, b, q))
     return out
+
+
+def step_rows(arena: Tensor, index: Tensor, start: int, lo: int, hi: int, slots: int) -> Tensor:
+    """What one step reads of an arena: its slots' rows, as they are where they lie side by side from `start` on."""
+    if start >= 0:
+        return arena.narrow(0, start, (hi - lo) * slots)
+    return arena.index_select(0, index.narrow(0, lo * slots, (hi - lo) * slots))

@@ -103,16 +103,23 @@ def by_one_kernel(run: TypeRun) -> bool:
 
 def few_rows(code: CellCode, plan: Plan, type: int) -> bool:
     """Whether kernels suit a type of a plan."""
-    if len(plan.rows[type]) >= WIDEST * max(len(plan.type_steps(type)[0]), 1):
+    if len(plan.rows[type]) >= WIDEST * max(len(plan.type_steps(type)[0]), 1) and not comes_apart(plan, type):
         return False
     return not code.has_doubles or interpreted()
+
+
+def comes_apart(plan: Plan, type: int) -> bool:
+    """Whether a recipe can run some steps of a group by kernels and others by the library: one type that reads slots."""
+    reads = [read for read in plan.reads if read.type == type]
+    return len(plan.groups[plan.group_of[type]].types) == 1 and all(read.kind == "slots" for read in reads)
 
 
 _built: WeakKeyDictionary[CellCode, dict[Hashable, Walk | NotExpressible]] = WeakKeyDictionary()
 
 
 WIDEST = 1000
-"""Rows of a step, on average, from which on a launch for every product is faster (measured on an H200)."""
+"""Rows of a step, on average, from which on a launch for every product is faster (measured on an H200); for groups that do not
+come apart."""
 
 
 def walk(number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[], list[Part]], backward: bool) -> Walk | None:
@@ -123,7 +130,7 @@ def walk(number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[]
     key = (key, tuple(where), torch.get_float32_matmul_precision())
     if key not in kept:
         try:
-            kept[key] = Walk({width: _build(parts(), where, width, backward) for width in WIDTHS}, backward)
+            kept[key] = Walk({width: _build(parts(), where, width, backward) for width in WIDTHS[:3]}, backward)
         except NotExpressible as why:
             kept[key] = why
             text = f"{why.cell or code.name}: backend 'triton' runs its steps one by one, for no kernel can express {why}"

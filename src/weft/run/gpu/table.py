@@ -20,7 +20,7 @@ FIXED = 5
 NARROW, WIDE = 64, 400
 """Rows of a step below and from which on other tiles are faster (measured on an H200)."""
 MOST_STRETCHES = 6
-WIDTHS = ("narrow", "middling", "wide")
+WIDTHS = ("narrow", "middling", "wide", "apart")
 
 Stretch = tuple[int, int, str]
 """Consecutive steps, from the first to before the last, that are "narrow", "middling" or "wide"."""
@@ -60,21 +60,25 @@ def _make(plan: Plan, number: int) -> Ints:
     return table.reshape(-1)
 
 
-def stretches(plan: Plan, number: int, backward: bool = False) -> list[Stretch]:
-    """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch."""
-    key = ("stretches", number)
+def stretches(plan: Plan, number: int, backward: bool = False, apart: int | None = None) -> list[Stretch]:
+    """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch.
+
+    Steps of `apart` rows and more are stretches of their own kind, "apart": the library multiplies for them.
+    """
+    key = ("stretches", number, apart)
     if key not in plan._derived:
         group = plan.groups[number]
         sizes = group.step_hi - group.step_lo
-        width = _widths(sizes)
+        width = _widths(sizes, apart)
         ends = [*(np.flatnonzero(np.diff(width)) + 1).tolist(), group.steps]
-        if len(ends) > MOST_STRETCHES:
-            width, ends = _widths(np.full(group.steps, sizes.mean())), [group.steps]
+        if len(ends) > MOST_STRETCHES and WIDTHS.index("apart") not in width:
+            width, ends = _widths(np.full(group.steps, sizes.mean()), None), [group.steps]
         begins = [0, *ends[:-1]]
         plan._derived[key] = [(begin, end, WIDTHS[width[begin]]) for begin, end in zip(begins, ends, strict=True)]
     found = cast(list[Stretch], plan._derived[key])
     return found[::-1] if backward else found
 
 
-def _widths(sizes: np.ndarray) -> np.ndarray:
-    return (sizes >= NARROW).astype(np.int8) + (sizes >= WIDE)
+def _widths(sizes: np.ndarray, apart: int | None) -> np.ndarray:
+    found = (sizes >= NARROW).astype(np.int8) + (sizes >= WIDE)
+    return found if apart is None else np.where(sizes >= apart, np.int8(3), found)
