@@ -6,10 +6,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-# On a machine with a GPU, where torch is installed already: `make gpu PY=python3`.
+# On a machine with a GPU, where torch is installed already: `make gpu PY=python3`, or its two halves, `make gpu-test` and the
+# benchmarks alone; JOBS tests run at once.
 PY ?= $(BIN)/python
+JOBS ?= 14
 
-.PHONY: demo test bench gpu lint format clean
+.PHONY: demo test bench gpu gpu-test lint format clean
 
 demo: $(READY)
 	$(BIN)/weft demo
@@ -20,9 +22,11 @@ test: lint
 bench: $(READY)
 	$(BIN)/weft bench $(ARGS)
 
-gpu:
-	PYTHONPATH=src OMP_NUM_THREADS=1 $(PY) -m pytest -p no:benchmark -n 8 -q
-	PYTHONPATH=src $(PY) -m benchmarks.gpu.run $(ARGS)
+gpu: gpu-test
+	PYTHONPATH=src:$(PYTHONPATH) $(PY) -m benchmarks.gpu.run $(ARGS)
+
+gpu-test:
+	PYTHONPATH=src:$(PYTHONPATH) OMP_NUM_THREADS=1 $(PY) -m pytest -p no:benchmark -n $(JOBS) -q
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import weft
 import weft.nn
+from weft.run.gpu import apart, replay
 from weft.testing import random_program, random_structure
 from weft.testing.programs import SAMPLES
 
@@ -196,3 +197,43 @@ def test_the_sweep_of_narrow_steps_is_one_launch_each_way() -> None:
         model(graph, x).backward(cotangent)
         torch.cuda.synchronize()
     assert sum(event.name == "sweep" and event.device_type.name == "CUDA" for event in trace.events()) == 2
+
+
+def test_calls_that_come_again_are_replayed() -> None:
+    model, _, graph, x = case("n-ary tree-lstm", 64)
+    other, x = binary_trees(12, 5), x.to(CUDA)
+    with torch.no_grad():
+        for structure in (graph, other, graph, other):
+            for scale in (1.0, 0.5, -1.0, 2.0):
+                rows = scale * x[:1].expand(structure.num_vertices, -1)
+                assert torch.equal(model(structure, rows, graph=True), model(structure, rows))
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+        assert torch.equal(model(graph, x, graph=True), model(graph, x))
+
+
+def test_only_the_last_captures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "MOST_REPLAYS", 2)
+    model = case("tree-gru", 32)[0]
+    with torch.no_grad():
+        for seed in range(4):
+            structure = parents(seed)
+            rows = torch.randn(structure.num_vertices, D_IN, device=CUDA)
+            found = [model(structure, rows, graph=True) for _ in range(3)]
+            assert all(torch.equal(one, model(structure, rows)) for one in found)
+    assert len(replay._captured) <= 2
+
+
+@pytest.mark.parametrize("name", ["n-ary tree-lstm", "tree-fc", "lstm", "grid"])
+def test_wide_steps_run_apart_from_narrow_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library multiplies for steps of eight rows and more; kernels walk the others."""
+
+    class Few:
+        def rows(self, operations: float) -> int:
+            return 8
+
+    monkeypatch.setattr(apart, "rates", lambda device: Few())
+    model, exact, graph, x = case(name, 150)
+    truth = results(exact, graph, x.double(), backend="eager")
+    for _ in range(3):
+        assert_close(results(model, graph, x.to(CUDA), backend="triton"), truth, 1e-5)

@@ -97,8 +97,10 @@ class VertexCall(CallCells):
         feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
         feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
         nodes = self._nodes()
-        wanted, recompute = [Wanted(name, nodes) for name in self._wanted(tree)], self.options.recompute
-        return Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, recompute, backend, self._everyone())
+        wanted, options = [Wanted(name, nodes) for name in self._wanted(tree)], self.options
+        call = Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, options.recompute, backend, self._everyone())
+        call.graph = options.graph
+        return call
 
     def _nodes(self) -> Ints | None:
         """The nodes whose rows are wanted; None: all."""

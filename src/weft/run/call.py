@@ -66,3 +66,5 @@ class Call:
     backend: str = "eager"
     everyone: Sequence[Tensor] = ()
     """Parameters that take part with zeros where the call does not use them: processes that train together expect them all."""
+    graph: bool = False
+    """Whether launches on a GPU may be captured and replayed."""

@@ -18,8 +18,8 @@ class Options:
     """How a call is to be run. All choices give the same numbers.
 
     `policy` orders the work, `backend` runs it. `max_rows` caps the rows of one step of a recurrence. `recompute` keeps less
-    between forward and backward and computes it again. `dedupe` allows equal calls to be computed once, and `graph` to replay
-    launches on a GPU; a vertex function makes no use of these two yet.
+    between forward and backward and computes it again. `dedupe` allows equal calls to be computed once; a vertex function makes
+    no use of it yet. `graph` allows vertex functions to replay the launches of an inference on a GPU that comes again.
     """
 
     policy: str = "auto"

@@ -199,6 +199,12 @@ def _counter(device: torch.device, stream: int) -> Tensor:
     return found
 
 
+def fresh_counter(device: torch.device, stream: int) -> Tensor:
+    """A count of its own for what is launched on a stream from now on."""
+    found = _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
+    return found
+
+
 def _programs(device: torch.device, columns: int) -> int:
     """As many programs as run at once, and a multiple of the columns' tiles so that each keeps its columns."""
     if interpreted():
