@@ -1,0 +1,52 @@
+"""Cells that nobody had in mind when kernels were written: run by them, or falling back with a true reason; equal either way."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from fresh_cells import CELLS
+from weft.run.gpu.launch import has_triton, interpreted
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+pytestmark = [
+    pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
+    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),  # of rows that do not exist
+    pytest.mark.skipif(not (interpreted() or DEVICE.type == "cuda"), reason="no GPU, and kernels are not interpreted"),
+]
+
+
+def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
+    """Outputs and all gradients, by name."""
+    model.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    out = model(graph, x, backend=backend)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum().backward()
+    found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+    return {name: tensor.clone() for name, tensor in found.items() if tensor is not None}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_fresh_cell_is_right_and_says_what_kernels_lack(name: str, record_property: pytest.RecordProperty) -> None:
+    make, structure, width = CELLS[name]
+    torch.manual_seed(0)
+    dtype, tolerance = (torch.float32, 1e-5) if DEVICE.type == "cuda" else (torch.float64, 1e-12)
+    model, graph = make().to(DEVICE, dtype), structure()
+    x = torch.randn(graph.num_vertices, width, dtype=dtype, device=DEVICE)
+    expected = results(model, graph, x, "reference")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", weft.FallbackWarning)
+        found = [results(model, graph, x, "triton") for _ in range(2)]
+    lacking = [str(warning.message) for warning in told if issubclass(warning.category, weft.FallbackWarning)]
+    record_property("falls back", "; ".join(lacking) or "no")
+    assert all("aten." in text or "rows" in text for text in lacking), "the reason names an operation"
+    for one in found:
+        assert one.keys() == expected.keys()
+        for key, tensor in expected.items():
+            worst = float((one[key] - tensor).abs().max()) if tensor.numel() else 0.0
+            assert worst <= tolerance * max(1.0, float(tensor.abs().max())), key
