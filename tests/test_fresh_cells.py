@@ -1,4 +1,4 @@
-"""Cells that nobody had in mind when kernels were written: run by them, or falling back with a true reason; equal either way."""
+"""Cells that nobody had in mind when kernels were written: run by them, or falling back for a true reason; always equal."""
 
 from __future__ import annotations
 
