@@ -65,7 +65,8 @@ def _rewrite(tape: Tape) -> None:
         kept += turned_product(value)
         better = _simpler(value, zero)
         if better is value:
-            better = known.setdefault(_key(value), value) if not ops.is_random(value.target) else value
+            is_alone = value.constant is not None or ops.is_random(value.target)
+            better = value if is_alone else known.setdefault(_key(value), value)
         if better is not value:
             instead[id(value)] = better
             continue
