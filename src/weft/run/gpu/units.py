@@ -54,7 +54,10 @@ class Units:
         self.stored = {id(value) for value in stored}
         self.width = 1
         sizes = [row_width(value) or 1 for value in given]
+        self.made: set[int] = set()
+        """Values that are computed here: joins among them need not be put together."""
         for value in values:
+            self.made.add(id(value))
             sizes += self._sizes(value)
         self.width = math.gcd(*(size for size in sizes if size != 1)) or 1
         if any(size > MOST_UNITS * self.width for size in sizes):
@@ -99,7 +102,7 @@ class Units:
     def _through_joins(self, part: Part) -> Part:
         """What is only joined to be read is read where it comes from."""
         value = self.values[part.key]
-        while value.target in JOINS and part.key not in self.stored:
+        while value.target in JOINS and part.key in self.made and part.key not in self.stored:
             if part.one:
                 raise NotExpressible(f"a single number out of {tells(value)}")
             part = self.joined(value)[part.at]
