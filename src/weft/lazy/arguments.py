@@ -58,11 +58,17 @@ class Items(Argument):
         return Items([_on(tape, item) for item in self.items])
 
 
+PLAIN = frozenset((bool, int, float, str, bytes, type(None), tuple, list, dict))
+"""Classes that are no tensors."""
+
+
 def _on(tape: Tape, item: Any) -> Any:
     """An example while recording: its tensors, and those that a tuple, list or dictionary holds, are values."""
     if isinstance(item, Tensor):
         return known(tape, item) if is_known(tape, item) else item
     cls = item.__class__
+    if (cls is tuple or cls is list) and PLAIN.issuperset(map(type, item)):
+        return item
     if (cls is tuple or cls is list) and any(is_known(tape, part) for part in item):
         return cls([known(tape, part) if is_known(tape, part) else part for part in item])
     if cls is dict and any(is_known(tape, part) for part in item.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,7 @@ def device_of(fn: Any, items: Sequence[Argument], count: int) -> str:
     """Where the model is; without one, where the first example's tensors are."""
     holder = getattr(fn, "__self__", fn)
     if isinstance(holder, nn.Module):
-        for tensor in (*holder.parameters(), *holder.buffers()):
+        for tensor in chain(holder.parameters(), holder.buffers()):
             return str(tensor.device)
     for item in items if count else ():
         found = item(0)

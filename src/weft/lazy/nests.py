@@ -6,8 +6,14 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor, nn
+
 Structure = tuple[Any, ...] | None
 """What a nest looks like without its leaves; None is a leaf. Structures are hashable and compare by what they hold."""
+
+
+LEAVES: set[type] = {bool, int, float, str, bytes, type(None), Tensor, nn.Parameter}
+"""Classes of which it is known that they are leaves; `lazy/value.py` adds its own."""
 
 
 def flatten(nest: Any, leaves: list[Any]) -> Structure:
@@ -19,6 +25,9 @@ def flatten(nest: Any, leaves: list[Any]) -> Structure:
     ([1, 2, 3], {'a': (1, 2), 'b': [3]})
     """
     cls = nest.__class__
+    if cls in LEAVES:
+        leaves.append(nest)
+        return None
     if cls is tuple or cls is list:
         return (cls, None, *[flatten(part, leaves) for part in nest])
     if isinstance(nest, dict):
@@ -41,7 +50,7 @@ def build(structure: Structure, leaves: Iterator[Any]) -> Any:
     if structure is None:
         return next(leaves)
     cls, names, *inner = structure
-    parts = [build(part, leaves) for part in inner]
+    parts = [next(leaves) if part is None else build(part, leaves) for part in inner]
     if cls is list:
         return parts
     if cls is tuple:

@@ -33,7 +33,13 @@ class Outcome:
         if result.__class__ is Value:
             return Outcome(None, [_settled(result)])
         leaves: list[Any] = []
-        structure = flatten(result, leaves)
+        structure: Structure
+        if result.__class__ is list and set(map(type, result)) == {Value}:
+            structure, leaves = (list, None, *[None] * len(result)), list(result)
+            if not leaves[0]._tape.watchful:
+                return Outcome(structure, leaves)
+        else:
+            structure = flatten(result, leaves)
         return Outcome(structure, [_settled(leaf) for leaf in leaves])
 
     def ordered_as(self, structure: Structure) -> Outcome:
@@ -61,7 +67,7 @@ class Gathered:
 
     def __init__(self, wanted: References, groups: Sequence[Group]) -> None:
         self.wanted, self.groups = wanted, groups
-        self._single: list[Tensor] | None = None
+        self._single: dict[int, Tensor] | None = None
 
     def stacked(self, refs: Sequence[int]) -> Tensor:
         positions: Ints = np.searchsorted(self.wanted, np.array(refs, np.int64)).astype(np.int32)
@@ -75,8 +81,9 @@ class Gathered:
 
     def one(self, ref: int) -> Tensor:
         if self._single is None:
-            self._single = in_order(self.groups, len(self.wanted))
-        return self._single[int(np.searchsorted(self.wanted, ref))]
+            tensors = in_order(self.groups, len(self.wanted))
+            self._single = dict(zip(self.wanted.tolist(), tensors, strict=True))
+        return self._single[ref]
 
 
 def separate(outcomes: Sequence[Outcome], gathered: Gathered) -> list[Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.graph.recording import OUTPUT_BITS
 from weft.lazy.kinds import Kind
+from weft.lazy.nests import LEAVES
 
 if TYPE_CHECKING:
     from weft.lazy.tape import Tape
@@ -388,3 +389,4 @@ def _install() -> None:
 
 
 _install()
+LEAVES.add(Value)
