@@ -305,6 +305,38 @@ def test_a_type_that_nothing_determines() -> None:
     assert str(caught.value) == "Cannot determine output type for Pipe[1]/<wb.Fold>; say it with set_output_type"
 
 
+TYPED: list[tuple[Any, Any, type[Exception], str]] = [
+    ((2, 2), ([1, 2],), weft.TypeMismatch, "<wb.Identity>: expected a tuple of 2, got tuple ([1, 2],), in example 1"),
+    ((2, 2), ([1, 2], [3, 4], [5, 6]), weft.TypeMismatch,
+     "<wb.Identity>: expected a tuple of 2, got tuple ([1, 2], [3, 4], [5, 6]), in example 1"),
+    ((2, (2, [])), ([1, 2], ([3], 4)), weft.ShapeError,
+     "<wb.Identity>: expected TensorType([2], 'float32'), got the shape [1], in example 1 at [1][0]"),
+    (wb.SequenceType([]), [1, "x"], weft.TypeMismatch,
+     "<wb.Identity>: expected something that converts to TensorType([], 'float32'), got str 'x', in example 1 at [1]"),
+    (wb.SequenceType([]), 5, weft.TypeMismatch, "<wb.Identity>: expected something to loop over, got int 5, in example 1"),
+    ("int8", np.int64(300), weft.TypeMismatch,
+     "<wb.Identity>: expected integers from -128 to 127, got 300, in example 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(TYPED)))
+def test_examples_of_a_type(number: int) -> None:
+    type, bad, kind, text = TYPED[number]
+    net = wb.compile(wb.Identity().set_input_type(type))
+    good = [([1, 2], [3, 4]), ([1, 2], [3, 4]), ([1, 2], ([3, 4], 5)), [1], [], 3][number]
+    with pytest.raises(kind) as caught:
+        net([good, bad])
+    assert str(caught.value) == text
+    net([good])
+
+
+def test_a_root_whose_type_nothing_determines() -> None:
+    with pytest.raises(weft.TypeMismatch) as caught:
+        wb.compile(nn.Tanh())
+    assert str(caught.value) == "Cannot determine input type for <wb.Function Tanh()>; say it with set_input_type"
+    assert wb.compile(wb.convert_to_block(nn.Tanh()).set_input_type([2]))([[0, 0]]).tolist() == [[0, 0]]
+
+
 def test_values_that_no_list_knows() -> None:
     assert wb.OneHotFromList(["a"], strict=False).eval_one([1]).tolist() == [0]
     assert wb.compile(wb.OneHot(3))(torch.tensor([0, 2])).tolist() == [[1, 0, 0], [0, 0, 1]]

@@ -12,8 +12,8 @@ from zlib import crc32
 import torch
 
 from weft.blocks.block import Block, WiringError
-from weft.blocks.constants import ToArray
-from weft.blocks.emit import Emitter, Value
+from weft.blocks.emit import Emitter, Name, Value
+from weft.blocks.given import Given
 from weft.blocks.inference import inferring, set_type
 from weft.blocks.kinds import Constant, Kind, Kinds, spec_of
 from weft.blocks.types import (
@@ -94,15 +94,14 @@ def _write(root: Block, traced: bool) -> Code:
         block._check_whole()
     _check_ends(reached)
     if root.input_type is None:
-        with inferring():
-            set_type(root, "input", PyObjectType())
+        _assume_objects(root)
     for block in sorted(reached, key=lambda block: type(block).__name__ == "_Pipe"):
         for side in ("input", "output"):
             block._known(side)
     e = Emitter(_shared(reached), _waiting(reached), traced)
     with e.under("def MAIN(x):"):
         e.line("if 0: yield")
-        x = given(e, "x", root._known("input"))
+        x = given(e, root._known("input"))
         flatten(e, e.through_function(root, x), root._known("output"))
     while e.pending:
         e.write(e.pending.pop())
@@ -123,6 +122,15 @@ def _write(root: Block, traced: bool) -> Code:
         _stamp(reached),
         crc32(repr([(kind.name, kind.args, kind.feeds, kind.outputs, kind.many) for kind in e.kinds.known]).encode()),
     )
+
+
+def _assume_objects(root: Block) -> None:
+    """What nothing says the type of takes Python objects, if it can."""
+    try:
+        with inferring():
+            set_type(root, "input", PyObjectType())
+    except TypeMismatch:
+        root._known("input")
 
 
 def _check_ends(reached: list[Block]) -> None:
@@ -169,22 +177,27 @@ def _waiting(reached: list[Block]) -> set[Block]:
     return found
 
 
-def given(e: Emitter, name: str, type: ResultType) -> Value:
+def given(e: Emitter, type: ResultType) -> Value:
     """The example as a value of the root's input type."""
     if isinstance(type, VoidType):
         return None
     if isinstance(type, PyObjectType):
-        return e.placed(name, "''")
-    if isinstance(type, TensorType) and not type.ragged:
-        return Constant(e.let(f"{e.object(ToArray(type))}({name})"), type, spec_of(type))
+        return e.placed("x", "''")
+    return _taken(e, e.let(f"{e.object(Given(type))}(x)"), type)
+
+
+def _taken(e: Emitter, name: str, type: ResultType) -> Value:
+    """A converted example, item by item."""
+    if isinstance(type, TensorType):
+        return Constant(name, type, spec_of(type))
     if isinstance(type, TupleType):
-        return tuple(given(e, e.let(f"{name}[{place}]"), item) for place, item in enumerate(type))
-    if isinstance(type, SequenceType) and not isinstance(type, BroadcastSequenceType):
+        return tuple(_taken(e, e.let(f"{name}[{place}]"), item) for place, item in enumerate(type))
+    if isinstance(type, SequenceType):
         out, item = e.let("[]"), e.fresh()
         with e.under(f"for {item} in {name}:"):
-            e.line(f"{out}.append({e.pack(given(e, item, type.element_type), type.element_type)})")
+            e.line(f"{out}.append({e.pack(_taken(e, item, type.element_type), type.element_type)})")
         return out
-    raise TypeMismatch(f"an example cannot be given as {type!r}; begin with a block that takes a Python object")
+    return None if isinstance(type, VoidType) else Name(name)
 
 
 @dataclass

@@ -80,8 +80,7 @@ class ToArray:
         self.numpy = torch.zeros((), dtype=type.dtype).numpy().dtype if type.dtype != torch.bfloat16 else np.dtype("float32")
 
     def __call__(self, x: Any) -> Any:
-        if isinstance(x, TorchTensor | np.ndarray):
-            check_range(x, self.dtype)
+        check_range(x, self.dtype)
         made = x if isinstance(x, TorchTensor) else np.asarray(x, self.numpy)
         if tuple(made.shape) != self.shape:
             raise ShapeError(f"expected {self.text}, got the shape {list(made.shape)}")

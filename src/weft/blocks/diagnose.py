@@ -166,6 +166,9 @@ def explained(root: Block, example: Any, number: int, error: Exception) -> Excep
     except Exception as again:
         if type(again) is type(error) and tracker.open:
             return _worded(tracker, number, again)
+        if "place" in again.__dict__:
+            at = f" at {again.__dict__['place']}" if again.__dict__["place"] else ""
+            return type(again)(f"{described(root)}: {again}, in example {number}{at}")
     error.add_note(f"in example {number}; recording it once more went well, so it is not known where")
     return error
 
