@@ -26,6 +26,7 @@ from weft.blocks.constants import Scalar as Scalar
 from weft.blocks.constants import Tensor as Tensor
 from weft.blocks.constants import Vector as Vector
 from weft.blocks.declare import ForwardDeclaration as ForwardDeclaration
+from weft.blocks.fractal import FractalNet as FractalNet
 from weft.blocks.functions import Function as Function
 from weft.blocks.indexing import Broadcast as Broadcast
 from weft.blocks.indexing import GetItem as GetItem
@@ -38,7 +39,6 @@ from weft.blocks.joining import Concat as Concat
 from weft.blocks.json import Json as Json
 from weft.blocks.layers import FC as FC
 from weft.blocks.layers import Embedding as Embedding
-from weft.blocks.layers import FractalNet as FractalNet
 from weft.blocks.leaves import FromTensor as FromTensor
 from weft.blocks.leaves import Identity as Identity
 from weft.blocks.leaves import InputTransform as InputTransform

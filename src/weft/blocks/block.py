@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.blocks.checks import check_name
 from weft.blocks.inference import check_classes, inferring, set_type, wake
-from weft.blocks.layers import check_name
 from weft.blocks.modules import SharedModule
 from weft.blocks.show import described, tree_of
 from weft.blocks.types import ResultType, map_dtypes
-from weft.errors import StructureError, TypeMismatch
+from weft.errors import TypeMismatch
 
 ANY: tuple[type[ResultType], ...] = (ResultType,)
 
@@ -349,11 +349,3 @@ def convert_to_block(x: Any) -> Block:
     hint = "; wrap it: Function(fn)" if callable(x) else ""
     got = re.sub(r" at 0x\w+", "", repr(x))
     raise TypeMismatch(f"expected a block, module, tensor, dict, list or tuple, got {got}{hint}")
-
-
-class WiringError(StructureError, ValueError):
-    """Blocks that cannot be wired so: a cycle, or no composition to wire them in."""
-
-
-class Unresolved(StructureError, TypeMismatch):
-    """A declaration that stands for nothing yet."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from weft.blocks.code import Code, leaves_of
+from weft.blocks.faults import Endless
 from weft.errors import StructureError
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, merge_calls, table
 
@@ -29,10 +30,6 @@ WATCHED = 1 << 17
 """Calls inside each other from which on it is looked whether the data contains itself."""
 WINDOW = 10_000
 """How many of them are looked at."""
-
-
-class Endless(StructureError):
-    """Data that contains itself."""
 
 
 @dataclass(frozen=True, eq=False)

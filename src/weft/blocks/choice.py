@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from weft.blocks.block import Block
+from weft.blocks.checks import check_callable
 from weft.blocks.compose import named_blocks
 from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Name, Value, Writing
 from weft.blocks.inference import set_type
-from weft.blocks.layers import check_callable
 from weft.blocks.types import PyObjectType, VoidType
 from weft.errors import MissingKey, TypeMismatch
 

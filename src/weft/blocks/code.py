@@ -11,8 +11,9 @@ from zlib import crc32
 
 import torch
 
-from weft.blocks.block import Block, WiringError
+from weft.blocks.block import Block
 from weft.blocks.emit import Emitter, Name, Value
+from weft.blocks.faults import WiringError
 from weft.blocks.given import Given
 from weft.blocks.inference import inferring, set_type
 from weft.blocks.kinds import Constant, Kind, Kinds, spec_of
@@ -120,7 +121,7 @@ def _write(root: Block, traced: bool) -> Code:
         reached,
         {name: block for block, name in e.units.items()},
         _stamp(reached),
-        crc32(repr([(kind.name, kind.args, kind.feeds, kind.outputs, kind.many) for kind in e.kinds.known]).encode()),
+        crc32(repr((source, [(each.name, each.args, each.feeds, each.outputs, each.many) for each in e.kinds.known])).encode()),
     )
 
 

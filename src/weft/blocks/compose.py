@@ -9,6 +9,7 @@ from typing import Any
 from weft.blocks.block import Block, convert_to_block
 from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Value, Writing
+from weft.blocks.faults import MissingIndex, NoOrder
 from weft.blocks.inference import bad_type, set_type
 from weft.blocks.leaves import Identity
 from weft.blocks.types import PyObjectType, ResultType, TupleType, VoidType
@@ -186,14 +187,6 @@ def _sortable(key: Any) -> Any:
 
 def literal(e: Emitter, key: Any) -> str:
     return repr(key) if isinstance(key, str | int) and type(key) in (str, int) else e.object(key)
-
-
-class NoOrder(TypeMismatch, RuntimeError):
-    """A tuple came where items are known by name alone."""
-
-
-class MissingIndex(MissingKey, IndexError):
-    """An index outside a list."""
 
 
 def missing(error: Exception, value: Any, keys: list[Any]) -> Exception:

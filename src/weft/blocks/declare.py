@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from weft.blocks.block import Block, Unresolved, convert_to_block
+from weft.blocks.block import Block, convert_to_block
 from weft.blocks.emit import Emitter, Value
+from weft.blocks.faults import Unresolved
 from weft.blocks.inference import inferring, set_type, wake
 from weft.blocks.types import ResultType, canonicalize_type
 from weft.errors import TypeMismatch

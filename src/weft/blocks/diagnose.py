@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from weft.blocks.block import Block
-from weft.blocks.building import Builder, Endless
+from weft.blocks.building import Builder
 from weft.blocks.code import Code, code_of
+from weft.blocks.faults import Endless
 from weft.blocks.kinds import Kind
 from weft.blocks.show import described, short_type, shortened
 from weft.blocks.types import (

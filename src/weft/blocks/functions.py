@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from weft.blocks.block import Block
+from weft.blocks.checks import check_callable
 from weft.blocks.emit import Emitter, Value, nest_of, tensors_in
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Body, Constant, Kind, positional, spec_of, tensor_leaves
-from weft.blocks.layers import FC, Embedding, Growing, Layer, check_callable
+from weft.blocks.layers import FC, Embedding, Growing, Layer
 from weft.blocks.types import ResultType, TensorType, TupleType, is_tensor_nest
 from weft.errors import WeftError
 from weft.graph.calls import call_type

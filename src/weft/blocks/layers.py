@@ -1,10 +1,9 @@
-"""Modules that find their input sizes at the first call: fully connected layers, embeddings, fractal networks."""
+"""Layers: modules that can be piped, some of which find their input sizes at the first call."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,48 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.blocks.checks import check_callable, check_chance, check_count, check_name
+from weft.blocks.faults import NotMade, WrongInput
 from weft.errors import ShapeError, TypeMismatch
 
 Initializer = Callable[[Tensor], Any]
 SPREAD: dict[Any, float] = {F.relu: 1.43, torch.relu: 1.43, F.relu6: 1.43, torch.tanh: 1.15, F.tanh: 1.15, None: 1.0}
 """How far uniform initial weights reach, as a multiple of sqrt(3 / inputs), by activation."""
-
-
-class WrongInput(ShapeError, TypeMismatch):
-    """A layer was given a tensor of another shape or dtype than it takes."""
-
-
-def check_name(owner: str, name: Any) -> None:
-    """A name is part of the keys of `state_dict`."""
-    if not isinstance(name, str):
-        raise TypeMismatch(f"{owner}: name: expected a string, got {name!r}")
-    if not name or "." in name:
-        raise TypeMismatch(f"{owner}: name: expected a string that is not empty and has no dot, got {name!r}")
-
-
-def check_callable(owner: str, what: str, fn: Any) -> None:
-    if not callable(fn):
-        raise TypeMismatch(f"{owner}: {what}: expected something callable, got {fn!r}")
-
-
-def _check_chance(owner: str, what: str, chance: Any, lowest: str = "above 0") -> None:
-    if chance is None:
-        return
-    if isinstance(chance, bool) or not isinstance(chance, int | float):
-        raise TypeMismatch(f"{owner}: {what}: expected a number, got {chance!r}")
-    if not 0 <= chance <= 1 or (chance == 0 and lowest == "above 0"):
-        raise ValueError(f"{owner}: {what}: expected a number {lowest} and at most 1, got {chance!r}")
-
-
-def _check_count(owner: str, what: str, count: Any) -> None:
-    if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeMismatch(f"{owner}: {what}: expected an integer, got {count!r}")
-    if count < 1:
-        raise ValueError(f"{owner}: {what}: expected at least 1, got {count}")
-
-
-class NotMade(RuntimeError, AttributeError):
-    """A parameter that does not exist, or not yet."""
 
 
 class Layer(nn.Module):
@@ -124,13 +88,13 @@ class FC(Growing):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        _check_count("FC", "num_units_out", num_units_out)
+        check_count("FC", "num_units_out", num_units_out)
         functions = (("activation", activation), ("initializer", initializer), ("normalization_fn", normalization_fn))
         for what, function in functions:
             if function is not None:
                 check_callable("FC", what, function)
         for what, chance in (("input_keep_prob", input_keep_prob), ("output_keep_prob", output_keep_prob)):
-            _check_chance("FC", what, chance)
+            check_chance("FC", what, chance)
         self.output_size = num_units_out
         self.activation, self.initializer, self.normalization_fn = activation, initializer, normalization_fn
         self.input_keep_prob, self.output_keep_prob, self.weight_norm = input_keep_prob, output_keep_prob, weight_norm
@@ -200,8 +164,8 @@ class Embedding(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        _check_count("Embedding", "num_buckets", num_buckets)
-        _check_count("Embedding", "num_units_out", num_units_out)
+        check_count("Embedding", "num_buckets", num_buckets)
+        check_count("Embedding", "num_units_out", num_units_out)
         self.num_buckets, self.output_size, self.mod_inputs = num_buckets, num_units_out, mod_inputs
         weights = torch.empty(num_buckets, num_units_out)
         if initializer is None:
@@ -229,82 +193,3 @@ class Embedding(Layer):
 
     def extra_repr(self) -> str:
         return f"{self.num_buckets}, {self.output_size}"
-
-
-def _wants_a_name(builder: Callable[..., Any]) -> bool:
-    """Whether a function has an argument that must be given."""
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.default is p.empty and p.kind in by_place for p in inspect.signature(builder).parameters.values())
-
-
-def mean_of(columns: Sequence[Tensor]) -> Tensor:
-    """The mean of equal tensors."""
-    return torch.stack(list(columns)).mean(0)
-
-
-class FractalNet(Layer):
-    """Fractal blocks one after the other (Larsson et al., "FractalNet: Ultra-Deep Neural Networks without Residuals", 2017).
-
-    A fractal of depth 1 is a base layer; one of depth d + 1 mixes a base layer with two fractals of depth d in a row. With
-    `drop_path` and in training, paths are dropped: with probability `p_local_drop_path` at each join by itself, else all but
-    one column.
-
-    >>> import weft.blocks as wb
-    >>> net = wb.FractalNet(1, 2, lambda: wb.FC(3))
-    >>> (wb.Vector(3) >> net).eval_one([1, 2, 3]).shape, len(net.layers)
-    (torch.Size([3]), 3)
-    """
-
-    def __init__(
-        self,
-        num_fractal_blocks: int,
-        fractal_block_depth: int,
-        base_layer_builder: Callable[..., nn.Module],
-        mixer: Callable[[Sequence[Tensor]], Tensor] = mean_of,
-        drop_path: bool = False,
-        p_local_drop_path: float = 0.5,
-        p_drop_base_case: float = 0.25,
-        p_drop_recursive_case: float = 0.25,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name)
-        _check_count("FractalNet", "num_fractal_blocks", num_fractal_blocks)
-        _check_count("FractalNet", "fractal_block_depth", fractal_block_depth)
-        check_callable("FractalNet", "base_layer_builder", base_layer_builder)
-        check_callable("FractalNet", "mixer", mixer)
-        for what, chance in (
-            ("p_local_drop_path", p_local_drop_path),
-            ("p_drop_base_case", p_drop_base_case),
-            ("p_drop_recursive_case", p_drop_recursive_case),
-        ):
-            _check_chance("FractalNet", what, chance, "of at least 0")
-        self.blocks, self.depth, self.mixer, self.drop_path = num_fractal_blocks, fractal_block_depth, mixer, drop_path
-        self.p_local, self.p_base, self.p_recursive = p_local_drop_path, p_drop_base_case, p_drop_recursive_case
-        named = _wants_a_name(base_layer_builder)
-        count = num_fractal_blocks * (2**fractal_block_depth - 1)
-        self.layers = nn.ModuleList(base_layer_builder(f"layer_{n}") if named else base_layer_builder() for n in range(count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        layers = iter(self.layers)
-        dropping = self.drop_path and self.training
-        draw = torch.rand(2, device=x.device) if dropping else None
-        for _ in range(self.blocks):
-            x = self._fractal(x, self.depth, layers, draw)
-        return x
-
-    def _fractal(self, x: Tensor, depth: int, layers: Any, draw: Tensor | None) -> Tensor:
-        base = next(layers)(x)
-        if depth == 1:
-            return base  # type: ignore[no-any-return]
-        deep = self._fractal(self._fractal(x, depth - 1, layers, draw), depth - 1, layers, draw)
-        mixed = self.mixer([base, deep])
-        if draw is None:
-            return mixed
-        chance = torch.rand(3, device=x.device)
-        keep_base, keep_deep = chance[0] >= self.p_base, chance[1] >= self.p_recursive
-        keep_base, keep_deep = keep_base | ~keep_deep & (chance[2] < 0.5), keep_deep | ~keep_base & (chance[2] >= 0.5)
-        local = draw[0] < self.p_local
-        column = (draw[1] * self.depth).floor() == depth - 1
-        keep_base, keep_deep = torch.where(local, keep_base, column), torch.where(local, keep_deep, ~column)
-        return torch.where(keep_base & keep_deep, mixed, torch.where(keep_base, base, deep))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.blocks.block import Block
+from weft.blocks.checks import check_callable
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Constant, Kind, spec_of
-from weft.blocks.layers import check_callable
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,

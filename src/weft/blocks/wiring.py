@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from weft.blocks.block import Block, WiringError, convert_to_block
+from weft.blocks.block import Block, convert_to_block
 from weft.blocks.emit import Emitter, Value, Writing
+from weft.blocks.faults import WiringError
 from weft.blocks.inference import inferring, set_type, wake
 from weft.blocks.types import ResultType, TupleType, VoidType
 from weft.errors import TypeMismatch
