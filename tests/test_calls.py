@@ -231,7 +231,7 @@ def test_equal_calls_are_computed_once_but_never_random_ones() -> None:
         given = recorder.call(library.number("number"), (), [number])
         refs.append(reference(recorder.call(library.number("noise"), [reference(given)])))
     program = recorder.finish()
-    plan = prepare(library, [program], np.array(refs), Options(dedupe=True))[0].plan
+    plan = prepare(library, [program], np.array(refs), Options(dedupe=True), {})[0].plan
     assert [len(rows) for rows in plan.rows] == [2, 3]
     first, _, third = in_order(run_calls(library, [program], np.array(refs), Options(dedupe=True)), 3)
     assert not torch.equal(first, third)

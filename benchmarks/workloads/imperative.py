@@ -15,7 +15,7 @@ from torch import Tensor
 
 import weft
 from benchmarks.harness import Instance, Variant, training
-from benchmarks.workloads.common import ONE, CaseSpec, Options, Target
+from benchmarks.workloads.common import ONE, WEFT, CaseSpec, Options, Target
 
 MARKED, UNMARKED, OPERATORS, KEPT = "weft, marked cells", "weft, unmarked", "weft, single operators", "weft, recordings kept"
 D_IN, D = 300, 150
@@ -79,7 +79,7 @@ def value_instance(make: Callable[[int], tuple[Any, ...]], count: int, dtype: to
 
     variants = [
         Variant(ONE, "one by one", training(lambda: loop().sum()), loop),
-        _variant("weft", lambda: floats(net(*inputs), count)),
+        _variant(WEFT, lambda: floats(net(*inputs), count)),
     ]
     return [Instance(variants, dict(model.named_parameters()), {"examples": count})]
 
@@ -100,8 +100,8 @@ def cases(options: Options) -> list[CaseSpec]:
         for batch in options.choose((1, 16, 64, 256), (16,))
     ]
     models = {"parser": parser, "tree decoder": tree_decoder, "early exit": early_exit, "sampler": sampler}
-    batch = 16 if options.quick else 128
     for name, module in models.items():
-        build = partial(value_instance, module.example, batch)
-        found.append(CaseSpec("imperative", f"{name}, {batch} examples", batch, build, (Target("train", ONE, 1 / 3),)))
+        for batch in (16,) if options.quick else (128, 256):
+            build = partial(value_instance, module.example, batch)
+            found.append(CaseSpec("imperative", f"{name}, {batch} examples", batch, build, (Target("train", ONE, 1 / 3),)))
     return found

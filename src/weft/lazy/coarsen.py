@@ -59,6 +59,8 @@ class Coarse:
         for block in blocks:
             self.blocks[block[0]] = block
             self.position[block] = np.arange(len(block))
+        long = [block for block in blocks if len(block) > 1]
+        self.outside = {block[0]: (tuple(block), self._outside(block)) for block in long}
         outs = np.array([len(op.outs) for op in ops], np.int64)
         self.first_out = np.cumsum(outs) - outs
         grown = np.zeros(int(outs.sum()), bool)
@@ -78,11 +80,7 @@ class Coarse:
 
     def _note_equal(self, recorded: Recorded, layout: Layout) -> None:
         """Outside arguments of a block that are always the same value are one argument."""
-        for head, block in self.blocks.items():
-            if len(block) == 1:
-                continue
-            columns = self._outside(block)
-            key = tuple(block)
+        for head, (key, columns) in self.outside.items():
             at = np.flatnonzero(recorded.type == head)
             if not len(at) or len(columns) < 2:
                 self.labels.setdefault(key, tuple(range(len(columns))))

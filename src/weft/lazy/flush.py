@@ -179,7 +179,7 @@ class Flush:
         return [Group(group.at[trained], rows), Group(group.at[~trained], others)]
 
     def _cuts_gradients(self) -> bool:
-        ops = (self.state.fines[t] for t in np.unique(self.recorded.type).tolist())
+        ops = (self.state.fines[t] for t in set(self.tape.type))
         return any(op.setting.detached or op.name == "detach" for op in ops)
 
     def _keep(self, groups: Sequence[Group]) -> None:

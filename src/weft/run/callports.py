@@ -26,6 +26,8 @@ class Sharing:
         self._output_base: list[int] = [0]
         self._known: npt.NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)
         self._parent: dict[tuple[str, int], tuple[str, int]] = {}
+        self._groups: dict[int, tuple[int, Groups]] = {}
+        """What `groups` found, and at which count."""
 
     def see(self, types: list[CallType], type: Ints, owner: Ints, position: Ints, src: Ints, out: Ints) -> None:
         """Learn from a program: argument `position` of call `owner` reads output `out` of call `src`."""
@@ -46,11 +48,16 @@ class Sharing:
 
     def groups(self, types: list[CallType], t: int) -> Groups:
         """The argument positions of a type, by value class."""
+        count, known = self._groups.get(t, (-1, ()))
+        if count == self.count:
+            return known
         self._grow(types)
         found: dict[tuple[str, int], list[int]] = {}
         for position in range(len(types[t].args)):
             found.setdefault(self._find(("slot", self._slot_base[t] + position)), []).append(position)
-        return tuple(map(tuple, found.values()))
+        groups = tuple(map(tuple, found.values()))
+        self._groups[t] = self.count, groups
+        return groups
 
     def _grow(self, types: list[CallType]) -> None:
         for kind in types[len(self._slot_base) - 1 :]:

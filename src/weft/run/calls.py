@@ -135,8 +135,9 @@ def engine_call(
     """What the engine is to compute, the places of its results among the wanted ones, and whether its plan was kept."""
     engine = Engine.of(library)
     with engine.lock:
-        prepared, cached = prepare(library, programs, wanted, options)
-        cells = {i: _cell(library, engine, t) for i, t in enumerate(prepared.types)}
+        found: dict[int, CompiledCell] = {}
+        prepared, cached = prepare(library, programs, wanted, options, found)
+        cells = {i: found.get(t) or _cell(library, engine, t) for i, t in enumerate(prepared.types)}
     plan = prepared.plan
     device = torch.device(library.types[prepared.types[0]].device)
     tables = merge_tables(programs)
@@ -150,8 +151,13 @@ def engine_call(
     return call, [at for at, _ in groups], cached
 
 
-def prepare(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> tuple[Prepared, bool]:
-    """The plan for some programs, made once for equal programs, and whether it was there already."""
+def prepare(
+    library: Library, programs: Sequence[CallProgram], wanted: References, options: Options, cells: dict[int, CompiledCell]
+) -> tuple[Prepared, bool]:
+    """The plan for some programs, made once for equal programs, and whether it was there already.
+
+    The cells that a new plan asked for are left in `cells`, by the library's number of their type.
+    """
     engine = Engine.of(library)
     structure: tuple[Any, ...] = tuple(program.structure for program in programs)
     merged: CallProgram | None = None
@@ -177,9 +183,9 @@ def prepare(library: Library, programs: Sequence[CallProgram], wanted: Reference
             results = first[wanted >> OUTPUT_BITS].astype(np.int64) << OUTPUT_BITS | wanted & LOW
         keep = needed(graph, results)
         if keep is None:
-            return _planned(library, engine, graph, first, options)
+            return _planned(library, engine, graph, first, options, cells)
         number = (np.cumsum(keep) - 1).astype(np.int32)
-        return _planned(library, engine, without(graph, keep), number if first is None else number[first], options)
+        return _planned(library, engine, without(graph, keep), number if first is None else number[first], options, cells)
 
     cached = key in engine.plans
     found = engine.plans.get(key, make)
@@ -187,12 +193,15 @@ def prepare(library: Library, programs: Sequence[CallProgram], wanted: Reference
     return found, cached
 
 
-def _planned(library: Library, engine: Engine, graph: CallGraph, number: Ints | None, options: Options) -> Prepared:
+def _planned(
+    library: Library, engine: Engine, graph: CallGraph, number: Ints | None, options: Options, cells: dict[int, CompiledCell]
+) -> Prepared:
     present = tuple(np.flatnonzero(np.bincount(graph.type)).tolist())
     kinds: dict[int, NodeType] = {}
     for t in present:
         kind = library.types[t]
-        kinds[t] = NodeType(kind.name, _cell(library, engine, t).trace.ports, len(kind.outputs))
+        cells[t] = _cell(library, engine, t)
+        kinds[t] = NodeType(kind.name, cells[t].trace.ports, len(kind.outputs))
     return Prepared(schedule(planned_program(graph, kinds), options.policy, options.max_rows), present, number)
 
 
