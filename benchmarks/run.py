@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import data, report
-from benchmarks.harness import Instance, Mode, Timing, Unequal, best_hand, check, measure
+from benchmarks.harness import CLOCKS, Instance, Mode, Timing, Unequal, best_hand, check, measure
 from benchmarks.peers import run_peer
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.common import CaseSpec, Options
@@ -24,6 +24,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", default=[], help="batch sizes instead of the workload's own")
     parser.add_argument("--mode", choices=("train", "infer", "both"), default="both")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: the process's own time, on a busy machine")
     parser.add_argument("--repeat", type=int, help="timed rounds (default: 15, for single examples 5)")
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: does it run, is it equal")
     parser.add_argument("--dynet", metavar="PYTHON", help="an interpreter with DyNet, to add its row (benchmarks/peers)")
@@ -48,7 +49,9 @@ def _peers(case: CaseSpec, chosen: argparse.Namespace, options: Options, rounds:
         return {}
     wanted = {"DyNet": chosen.dynet, "DGL": chosen.dgl}
     rounds = min(rounds, 7)
-    return {name: run_peer.measure(name, python, case, options, rounds) for name, python in wanted.items() if python}
+    return {
+        name: run_peer.measure(name, python, case, options, rounds, chosen.clock) for name, python in wanted.items() if python
+    }
 
 
 def run_case(case: CaseSpec, chosen: argparse.Namespace, options: Options) -> list[report.Result]:
@@ -65,7 +68,7 @@ def run_case(case: CaseSpec, chosen: argparse.Namespace, options: Options) -> li
     modes: tuple[Mode, ...] = ("train", "infer") if chosen.mode == "both" else (chosen.mode,)
     results = []
     for mode in modes:
-        timings = measure(instances, mode, rounds)
+        timings = measure(instances, mode, rounds, clock=chosen.clock)
         facts = dict(instances[0].facts) if len(instances) == 1 else {"single examples": len(instances)}
         hand = best_hand(instances[0], timings)
         timings |= {name: times[mode] for name, times in peers.items()}

@@ -55,7 +55,7 @@ def _compare(peer: str, path: Path, model: NaryTreeLSTM, trees: Sequence[data.Bi
                 raise Unequal(f"{peer}: {name} differs by {gap:.2g}")
 
 
-def measure(peer: str, python: str, case: CaseSpec, options: Options, repeat: int) -> dict[Mode, Timing]:
+def measure(peer: str, python: str, case: CaseSpec, options: Options, repeat: int, clock: str = "wall") -> dict[Mode, Timing]:
     """Milliseconds of the other system on the trees of this case of the Tree-LSTM workload."""
     trees, table = tree_lstm.load(options)
     groups, table = tree_lstm.batch_of(trees, case.batch), table.float()
@@ -63,7 +63,8 @@ def measure(peer: str, python: str, case: CaseSpec, options: Options, repeat: in
     with tempfile.TemporaryDirectory() as folder:
         given, got = Path(folder, "case.npz"), Path(folder, "out.npz")
         _write(given, model, groups, table)
-        command = [python, str(Path(__file__).parent / SCRIPTS[peer]), str(given), str(got), "--repeat", str(repeat)]
+        script = str(Path(__file__).parent / SCRIPTS[peer])
+        command = [python, script, str(given), str(got), "--repeat", str(repeat), "--clock", clock]
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": ""}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
