@@ -183,6 +183,7 @@ READY: dict[str, tuple[weft.VertexFunction, weft.Graph]] = {
     "GRU": (weft.nn.GRU(D_IN, D), weft.Graph.chain(5)),
     "LSTM": (weft.nn.LSTM(D_IN, D), weft.Graph.chain(5)),
     "ChildSumTreeLSTM": (weft.nn.ChildSumTreeLSTM(D_IN, D), typed_tree()),
+    "GatedTree": (weft.nn.GatedTree(D_IN), typed_tree()),
     "GridCell": (weft.nn.GridCell(D_IN, D), weft.Graph.grid(3, 4)),
     "NaryTreeLSTM": (weft.nn.NaryTreeLSTM(D_IN, D, classes=CLASSES), typed_tree()),
     "TreeFC": (weft.nn.TreeFC(D_IN), typed_tree()),

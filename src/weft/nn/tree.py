@@ -49,6 +49,37 @@ class TreeFC(Typed):
         super().__init__({"leaf": TreeFCLeaf(d), "node": TreeFCNode(d)})
 
 
+class GatedTreeNode(VertexFunction):
+    """An inner vertex of `GatedTree`: one product over both children's states makes a gate for each and an update."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__(state={"h": (d,)})
+        self.gates = nn.Linear(2 * d, 3 * d)
+
+    def forward(self, v: Any) -> None:
+        left, right = v.gather(0)["h"], v.gather(1)["h"]
+        a, b, update = self.gates(torch.cat([left, right])).chunk(3)
+        h = (a.sigmoid() * left + b.sigmoid() * right + update).tanh()
+        v.scatter(h=h)
+        v.push(h)
+
+
+class GatedTree(Typed):
+    """h = tanh(sigmoid(a) left + sigmoid(b) right + u), (a, b, u) one layer over [left; right], over binary trees whose leaves
+    carry their state as input row: a gated cell with a single vector as its state.
+
+    Types: 0 "leaf", 1 "node". Pushes `h` of the inner vertices; the rows of leaves are zero.
+
+    >>> import torch, weft, weft.nn
+    >>> g = weft.Graph([[], [], [0, 1]], types=["leaf", "leaf", "node"])
+    >>> weft.nn.GatedTree(16)(g, torch.randn(3, 16)).shape
+    torch.Size([3, 16])
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__({"leaf": TreeFCLeaf(d), "node": GatedTreeNode(d)})
+
+
 class TreeGRU(VertexFunction):
     """GRU over trees, in child-sum form: any number of children, an input row at every vertex.
 

@@ -69,7 +69,9 @@ def addressed(piece: Piece, stores: tuple[Value, ...] = ()) -> set[str]:
     others = [operand for value in piece.values if id(value) not in kernels for operand in operands(value)]
     read = [place_of(operand) for value in piece.values if id(value) in kernels for operand in operands(value)]
     others += [place.base for place in read if place is not None and is_free(place.base)]  # made by a torch call first
-    seen = {id(base) for operand in others for base in bases(operand)} | {id(operand) for operand in others}
+    seen = {id(operand) for operand in others}
+    for per_step in (False, True):  # what is given may be a view that is the same for every step
+        seen |= {id(base) for operand in others for base in bases(operand, per_step)}
     taken = {id(base) for value in piece.gives for base in bases(value)}
     given = {id(base) for value in piece.gives if id(value) not in kernels for base in bases(value)}
     found = {value.name for value in piece.takes if id(value) not in seen | taken and value.constant is None}

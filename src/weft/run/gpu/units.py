@@ -100,7 +100,7 @@ class Units:
         return id(value)
 
     def _through_joins(self, part: Part) -> Part:
-        """What is only joined to be read is read where it comes from."""
+        """What is only joined here to be read is read where it comes from."""
         value = self.values[part.key]
         while value.target in JOINS and part.key in self.made and part.key not in self.stored:
             if part.one:
