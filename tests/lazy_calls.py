@@ -56,9 +56,9 @@ CALLS: dict[str, str] = {
         v.clone().fill_(0.0); v.shape; v.dtype; v.device; len(m); v.dim()
         v.numel(); v.size(0); v.is_floating_point(); v.requires_grad; weft.is_tensor(v); repr(v)
         torch.distributions.Normal(v, 1.0).log_prob(data); torch.distributions.Categorical(logits=v).log_prob(i)
-        torch.distributions.Bernoulli(logits=v).entropy(); torch.distributions.Normal(data, 1.0).log_prob(v)""".replace(
-            "\n", ";"
-        ).split(";"),
+        torch.distributions.Bernoulli(logits=v).entropy(); torch.distributions.Normal(data, 1.0).log_prob(v)
+        F.kl_div(F.log_softmax(v, 0), F.softmax(v, 0), reduction="sum"); v.index_add(0, torch.tensor([0, 0]), v[:2])
+        masked(v)""".replace("\n", ";").split(";"),
         RECORDS,
     ),
     **dict.fromkeys(
@@ -127,6 +127,13 @@ def compiled(x: Any) -> Any:
 def iadd(v: Any) -> Any:
     v = v * 1
     v += 1
+    return v
+
+
+def masked(v: Any) -> Any:
+    v = v * 1
+    v[v > 0.5] = 0.5
+    v %= 0.4
     return v
 
 

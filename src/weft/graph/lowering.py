@@ -114,6 +114,32 @@ def _bilinear(func: Any, left: Tensor, right: Tensor, weight: Tensor, bias: Tens
     return out if bias is None else out + bias
 
 
+def _kl_div(
+    func: Any,
+    input: Tensor,
+    target: Tensor,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: Any = "mean",
+    log_target: bool = False,
+) -> Any:
+    if size_average is not None or reduce is not None or torch.is_autocast_enabled(input.device.type):
+        return func(input, target, size_average, reduce, reduction, log_target)
+    terms = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
+    if reduction == "none":
+        return terms
+    return terms.mean() if reduction == "mean" else terms.sum() / (input.shape[0] if reduction == "batchmean" else 1)
+
+
+def _index_add(func: Any, input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
+    if not source.dim() or index.dim() != 1:
+        return func(input, dim, index, source, alpha=alpha)
+    shape = [1] * source.dim()
+    shape[dim] = -1
+    places = index.long().reshape(shape).expand(source.shape)
+    return input.scatter_add(dim, places, source if alpha == 1 else source * alpha)
+
+
 LOWERINGS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "lstm_cell": _lstm_cell,
@@ -121,4 +147,6 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "rnn_tanh_cell": _rnn_cell(torch.tanh),
     "rnn_relu_cell": _rnn_cell(torch.relu),
     "bilinear": _bilinear,
+    "kl_div": _kl_div,
+    "index_add": _index_add,
 }

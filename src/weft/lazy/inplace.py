@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.lazy.calls import record
 from weft.lazy.constants import Constant
+from weft.lazy.ops import VIEWS
 from weft.lazy.stacks import Stacked, freeze_rows, settle_owner
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
@@ -104,16 +105,43 @@ def _writing(func: Any) -> Any:
     """The in-place function as one that returns what it has written into."""
     found = _written.get(func)
     if found is None:
-        is_drawing = getattr(func, "__name__", "").endswith(DRAWING)
+        name = str(getattr(func, "__name__", "write"))
+        twin = _twin(name)
 
         def write(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            target = _drawn_apart(target) if is_drawing else own_copy(target, (*args, *kwargs.values()))
+            if name == "__setitem__" and _is_mask(args[0], target) and _is_single(args[1]):
+                return torch.where(_wide(args[0], target), torch.as_tensor(args[1], dtype=target.dtype), target)
+            if twin is not None:
+                result = twin(target, *args, **kwargs)
+                if result.shape == target.shape and torch.can_cast(result.dtype, target.dtype):
+                    return result.to(target.dtype)  # type: ignore[no-any-return]
+            target = _drawn_apart(target) if name.endswith(DRAWING) else own_copy(target, (*args, *kwargs.values()))
             func(target, *args, **kwargs)
             return target
 
-        write.__name__ = getattr(func, "__name__", "write")
+        write.__name__ = name
         found = _written.setdefault(func, write)
     return found
+
+
+def _twin(name: str) -> Any:
+    """The function that gives what an in-place function writes, if there is one: more of them have a rule for batches."""
+    plain = f"__{name[3:]}" if name.startswith("__i") else name[:-1]
+    if name == "__setitem__" or name.endswith(DRAWING) or plain.strip("_") in VIEWS:
+        return None
+    return getattr(Tensor, plain, None)
+
+
+def _is_mask(index: Any, target: Tensor) -> bool:
+    return isinstance(index, Tensor) and index.dtype is torch.bool and index.shape == target.shape[: index.dim()]
+
+
+def _is_single(item: Any) -> bool:
+    return isinstance(item, bool | int | float) or (isinstance(item, Tensor) and not item.dim())
+
+
+def _wide(mask: Tensor, target: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
 
 
 def _drawn_apart(target: Tensor) -> Tensor:

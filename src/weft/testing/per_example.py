@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.lazy.arguments import split
 from weft.lazy.batched import Batched
 from weft.lazy.entry import batched
-from weft.lazy.nests import build, flatten
+from weft.lazy.nests import Structure, build, flatten
 from weft.lazy.netmodule import BatchedModule
 from weft.lazy.results import Outcome, joined
 
@@ -38,7 +38,16 @@ def _tensors(nest: Any) -> Any:
     """Numbers as tensors, other objects left out: what can be compared."""
     leaves: list[Any] = []
     structure = flatten(nest, leaves)
-    return build(structure, iter([_tensor(leaf) for leaf in leaves]))
+    return build(_without_classes(structure), iter([_tensor(leaf) for leaf in leaves]))
+
+
+def _without_classes(structure: Structure) -> Structure:
+    """Dataclasses as dictionaries, which everybody can take apart."""
+    if structure is None:
+        return None
+    cls, names, *inner = structure
+    is_dataclass = names is not None and not issubclass(cls, dict)
+    return (dict if is_dataclass else cls, names, *[_without_classes(part) for part in inner])
 
 
 def _tensor(leaf: Any) -> Tensor:
