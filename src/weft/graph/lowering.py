@@ -132,8 +132,9 @@ def _kl_div(
 
 
 def _index_add(func: Any, input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
-    if not source.dim() or index.dim() != 1:
-        return func(input, dim, index, source, alpha=alpha)
+    is_batched = torch._C._functorch.is_batchedtensor
+    if not (is_batched(input) or is_batched(source)) or not source.dim() or index.dim() != 1:
+        return func(input, dim, index, source, alpha=alpha)  # of all rows at once: a sum over children
     shape = [1] * source.dim()
     shape[dim] = -1
     places = index.long().reshape(shape).expand(source.shape)
