@@ -158,11 +158,6 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=REPORTS, help="folder of the report")
     chosen = parser.parse_args(given)
     torch.set_float32_matmul_precision("high")
-    cases: dict[str, dict[str, float]] = {}
-    for part in chosen.only or (["quick"] if chosen.quick else PARTS):
-        cases |= part_cases(part, chosen.data)
-    for name, figures in cases.items():
-        print(name, *(f"{key} {value:g}" for key, value in figures.items()), sep="\n    ")
     about = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -171,7 +166,13 @@ def main(given: Sequence[str] | None = None) -> int:
         "what": " ".join((__doc__ or "").split()),
     }
     path = chosen.out / time.strftime("gpu-%Y-%m-%d-%H%M%S.json")
-    path.write_text(json.dumps({"about": about, "cases": cases}, indent=1) + "\n", encoding="utf-8")
+    cases: dict[str, dict[str, float]] = {}
+    for part in chosen.only or (["quick"] if chosen.quick else PARTS):
+        found = part_cases(part, chosen.data)
+        for name, figures in found.items():
+            print(name, *(f"{key} {value:g}" for key, value in figures.items()), sep="\n    ")
+        cases |= found
+        path.write_text(json.dumps({"about": about, "cases": cases}, indent=1) + "\n", encoding="utf-8")
     print("report:", path.name)
     return 0
 
