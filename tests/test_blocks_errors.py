@@ -41,6 +41,18 @@ CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: wb.Map(42), weft.TypeMismatch, "expected a block, module, tensor, dict, list or tuple, got 42"),
     (lambda: wb.Map(abs), weft.TypeMismatch,
      "expected a block, module, tensor, dict, list or tuple, got <built-in function abs>; wrap it: Function(fn)"),
+    (lambda: wb.Scalar() >> abs, weft.TypeMismatch,
+     "expected a block, module, tensor, dict, list or tuple, got <built-in function abs>; wrap it: Function(fn)"),
+    (lambda: abs >> wb.Scalar(), weft.TypeMismatch,
+     "expected a block, module, tensor, dict, list or tuple, got <built-in function abs>; wrap it: Function(fn)"),
+    (lambda: wb.Map(wb.Scalar), weft.TypeMismatch,
+     "expected a block, module, tensor, dict, list or tuple, got <class 'weft.blocks.constants.Scalar'>; "
+     "make one: Scalar(...)"),
+    (lambda: wb.Map(wb.ForwardDeclaration(name="tree")), weft.TypeMismatch,
+     "expected a block, module, tensor, dict, list or tuple, got ForwardDeclaration 'tree'; "
+     "call it for a block that stands for it: declaration()"),
+    (lambda: wb.Function(nn.Linear), weft.TypeMismatch,
+     "Function: fn: expected a function or a module, got a class; make one: Linear(...)"),
     (lambda: wb.Scalar(name=3), weft.TypeMismatch, "Scalar: name: expected a string, got 3"),
     (lambda: wb.Metric(3), weft.TypeMismatch, "Metric: metric_name: expected a string, got 3"),
     (lambda: wb.FromTensor(42), weft.TypeMismatch, "FromTensor: 42 is not a tensor or an array"),

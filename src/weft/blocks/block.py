@@ -245,12 +245,12 @@ class Block(SharedModule, metaclass=_Construction):
     def __rshift__(self, other: Any) -> Block:
         from weft.blocks.compose import Pipe
 
-        return Pipe(self, other) if can_become_block(other) else NotImplemented
+        return Pipe(self, other) if can_become_block(other) or _is_code(other) else NotImplemented
 
     def __rrshift__(self, other: Any) -> Block:
         from weft.blocks.compose import Pipe
 
-        return Pipe(other, self) if can_become_block(other) else NotImplemented
+        return Pipe(other, self) if can_become_block(other) or _is_code(other) else NotImplemented
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -346,6 +346,20 @@ def convert_to_block(x: Any) -> Block:
         return FromTensor(x)
     if isinstance(x, dict | list | tuple):
         return Record(x)
-    hint = "; wrap it: Function(fn)" if callable(x) else ""
     got = re.sub(r" at 0x\w+", "", repr(x))
-    raise TypeMismatch(f"expected a block, module, tensor, dict, list or tuple, got {got}{hint}")
+    raise TypeMismatch(f"expected a block, module, tensor, dict, list or tuple, got {got}{_way_out(x)}")
+
+
+def _is_code(x: Any) -> bool:
+    """What looks like a block and is none yet; trying to make it one says what to do."""
+    return callable(x) and not hasattr(x, "__rshift__") and not hasattr(x, "__rrshift__")
+
+
+def _way_out(x: Any) -> str:
+    from weft.blocks.declare import ForwardDeclaration
+
+    if isinstance(x, ForwardDeclaration):
+        return "; call it for a block that stands for it: declaration()"
+    if isinstance(x, type):
+        return f"; make one: {x.__name__}(...)"
+    return "; wrap it: Function(fn)" if callable(x) else ""

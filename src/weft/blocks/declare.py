@@ -95,6 +95,9 @@ class ForwardDeclaration:
         self._references: list[_Reference] = []
         self._target: Block | None = None
 
+    def __repr__(self) -> str:
+        return "ForwardDeclaration" if self.name is None else f"ForwardDeclaration {self.name!r}"
+
     def __call__(self) -> Block:
         """A block that stands for the one to come, or for the one that came."""
         made = _Reference(self.input_type, self.output_type, self.name)

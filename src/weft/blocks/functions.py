@@ -19,7 +19,7 @@ from weft.blocks.inference import set_type
 from weft.blocks.kinds import Body, Constant, Kind, positional, spec_of, tensor_leaves
 from weft.blocks.layers import FC, Embedding, Growing, Layer
 from weft.blocks.types import ResultType, TensorType, TupleType, is_tensor_nest
-from weft.errors import WeftError
+from weft.errors import TypeMismatch, WeftError
 from weft.graph.calls import call_type
 from weft.graph.rows import TensorSpec
 
@@ -43,6 +43,8 @@ class Function(Block):
     def __init__(self, fn: Callable[..., Any], infer_output_type: bool = True, *, name: str | None = None) -> None:
         super().__init__(name=fn.name if name is None and isinstance(fn, Layer) else name)
         check_callable(self.name, "fn", fn)
+        if isinstance(fn, type) and issubclass(fn, nn.Module):
+            raise TypeMismatch(f"{self.name}: fn: expected a function or a module, got a class; make one: {fn.__name__}(...)")
         self._infer = infer_output_type
         self._inferred_for: ResultType | None = None
         self.__dict__["fn"] = fn
