@@ -59,10 +59,11 @@ class Tree(nn.Module):
         )
 
     def logits(self, children: list[list[int]], words: list[int]) -> list[Tensor]:
+        embed, leaf, node, out = self.embed, self.leaf, self.node, self.out
         states: list[Any] = []
         for (left, right), word in zip(children, words, strict=True):
-            states.append(self.leaf(self.embed(torch.tensor(word))) if left < 0 else self.node(states[left], states[right]))
-        return [self.out(h) for h, _ in states]
+            states.append(leaf(embed(torch.tensor(word))) if left < 0 else node(states[left], states[right]))
+        return [out(h) for h, _ in states]
 
     def forward(self, children: list[list[int]], words: list[int], labels: list[int]) -> Tensor:
         rows = zip(self.logits(children, words), labels, strict=True)

@@ -80,19 +80,25 @@ class Gathered:
         return torch.stack([self.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in leaves])
 
     def one(self, ref: int) -> Tensor:
+        return self.singly()[ref]
+
+    def singly(self) -> dict[int, Tensor]:
+        """The tensor of every reference."""
         if self._single is None:
             tensors = in_order(self.groups, len(self.wanted))
             self._single = dict(zip(self.wanted.tolist(), tensors, strict=True))
-        return self._single[ref]
+        return self._single
 
 
 def separate(outcomes: Sequence[Outcome], gathered: Gathered) -> list[Any]:
     """The list of the examples' own results."""
 
-    def leaf_of(leaf: Any) -> Any:
-        return gathered.one(leaf._ref) if leaf.__class__ is Value else leaf
-
-    return [build(outcome.structure, iter([leaf_of(leaf) for leaf in outcome.leaves])) for outcome in outcomes]
+    tensors = gathered.singly()
+    found = []
+    for outcome in outcomes:
+        leaves = [tensors[leaf._ref] if leaf.__class__ is Value else leaf for leaf in outcome.leaves]
+        found.append(build(outcome.structure, iter(leaves)))
+    return found
 
 
 def joined(outcomes: Sequence[Outcome], stack: Callable[[list[Any]], Any], device: str) -> Any:
