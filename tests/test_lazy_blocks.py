@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import weft
 import weft.testing
-from test_lazy import TREES, equivalent, tree_net
+from lazy_parts import TREES, equivalent, tree_net
 from weft.lazy.chains import Chains, Recorded
 from weft.lazy.kinds import kind_of
 from weft.lazy.ops import Arg, Op

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import weft
 import weft.data
-from test_lazy import TREES, tree_net
+from lazy_parts import TREES, tree_net
 
 
 class Scorer(nn.Module):

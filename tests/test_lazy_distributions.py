@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
 import weft
-from test_lazy import equivalent
+from lazy_parts import equivalent
 
 X = torch.randn(64, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 

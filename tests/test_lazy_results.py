@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from test_lazy import equivalent
+from lazy_parts import equivalent
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 

@@ -1,24 +1,19 @@
-"""Code that depends on the values of tensors: fibers, flushes, scopes, and recordings that are kept."""
+"""Code that depends on the values of tensors: fibers and flushes."""
 
 from __future__ import annotations
 
-import functools
 import gc
-import sys
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import weft
 import weft.testing
-from test_lazy import TREES, equivalent, tree_net
+from lazy_parts import TREES, equivalent, tree_net
 from weft.lazy import fibers
 
 
@@ -231,149 +226,6 @@ def test_sync_lets_examples_meet_again() -> None:
     weft.sync("nothing to wait for outside of a batched call")
 
 
-def test_values_in_another_thread_raise() -> None:
-    linear, seen = nn.Linear(3, 3).double(), []
-
-    def fn(x: Tensor) -> Tensor:
-        h = linear(x)
-
-        def other() -> None:
-            try:
-                h.sum()
-            except weft.TraceError as error:
-                seen.append(str(error))
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        return h
-
-    weft.batched(fn)(inputs(2))
-    assert len(seen) == 2 and "another thread" in seen[0]
-
-
-# The scope form
-
-
-def test_a_scope_computes_at_its_end() -> None:
-    model = tree_net()
-    with weft.batching():
-        outs = [model(tree) for tree in TREES]
-        assert all(isinstance(out, weft.Value) for out in outs)
-        total = torch.stack(outs).sum()
-    expected = torch.stack([model(tree) for tree in TREES])
-    assert torch.allclose(weft.value(torch.stack(outs)), expected)
-    assert isinstance(outs[0] * 2, Tensor), "torch functions on values return tensors after the scope"
-    total.backward()
-    gradient = model.out.weight.grad.clone()
-    model.zero_grad()
-    expected.sum().backward()
-    assert torch.allclose(gradient, model.out.weight.grad)
-
-
-def test_a_scope_computes_when_a_number_is_needed() -> None:
-    linear = nn.Linear(3, 1).double()
-    x = inputs(1)[0]
-    with weft.batching():
-        h = linear(x)
-        picked = h * 2 if h > 0 else h * 3
-        later = picked + h
-        assert isinstance(weft.value(h), Tensor)
-    expected = linear(x)
-    assert torch.allclose(weft.value(later), (expected * 2 if expected > 0 else expected * 3) + expected)
-
-
-def test_after_an_error_in_a_scope_its_values_raise() -> None:
-    linear = nn.Linear(3, 1)
-    with pytest.raises(ZeroDivisionError), weft.batching():
-        h = linear(torch.ones(3))
-        1 / 0  # noqa: B018
-    with pytest.raises(weft.TraceError, match="a recording that ended with an error"):
-        h + 1
-    with weft.batching():
-        again = linear(torch.ones(3))
-    assert torch.allclose(weft.value(again), linear(torch.ones(3)))
-
-
-# Recordings that are kept
-
-
-def test_kept_recordings_do_not_run_the_function_again() -> None:
-    model, runs = tree_net(), []
-    encode = model.encode
-    model.encode = lambda tree: runs.append(tree) or encode(tree)  # type: ignore[func-returns-value, assignment]
-    net = weft.batched(model, cache=True)
-    first = net(TREES)
-    count = len(runs)
-    assert torch.allclose(net([TREES[2], TREES[0]]), first[[2, 0]]) and len(runs) == count
-    with torch.no_grad():
-        model.out.weight.mul_(2)
-    assert not torch.allclose(net(TREES), first) and len(runs) == count, "parameters are looked up"
-    model.eval()
-    net(TREES)
-    assert len(runs) == 2 * count, "training flags are part of the key"
-    net.cache_clear()
-    net(TREES)
-    assert len(runs) == 3 * count
-
-
-def test_kept_recordings_equal_the_loop() -> None:
-    net = weft.batched(tree_net(), cache=str)
-    equivalent(net, TREES)
-    equivalent(net, [*TREES, (1, 1)])
-
-
-def test_equal_keys_of_other_types_are_other_examples() -> None:
-    weight = nn.Parameter(torch.ones(2))
-
-    def fn(number: Any) -> Tensor:
-        return weight * number + isinstance(number, float)
-
-    found = weft.batched(fn, cache=True)([1, 1.0, True])
-    assert torch.equal(found.detach(), torch.tensor([[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]]))
-
-
-def test_a_cache_refuses_what_it_cannot_keep() -> None:
-    with pytest.raises(weft.TraceError) as error:
-        weft.batched(Grower().double(), cache=lambda x: 1)(inputs())
-    assert str(error.value).startswith("cache=: the code asked for the number in a Value") and error.value.__notes__ == [
-        "in example 0"
-    ]
-    with pytest.raises(weft.TypeMismatch, match="cache=True: an example is not hashable"):
-        weft.batched(lambda x: torch.zeros(2) + len(x), cache=True)([{"a": object()}, {"b": object()}])
-
-
-def test_random_operations_are_kept_but_not_their_results() -> None:
-    weight = nn.Parameter(torch.ones(40))
-    net = weft.batched(lambda n: nn.functional.dropout(weight * n, 0.5), cache=True)
-    assert not torch.equal(net([1, 2]), net([1, 2]))
-
-
-def test_python_work_of_a_kept_step_does_not_grow_with_the_nodes() -> None:
-    net = weft.batched(tree_net(), cache=True)
-    small = [((1, 2), (3, 4)), ((5, 6), 7)]
-    large: list[Any] = [small[0], small[1]]
-    for _ in range(5):
-        large = [(tree, tree) for tree in large]
-    with torch.no_grad():
-        for batch in (small, large):
-            net(batch)
-            net(batch)
-
-    def calls(batch: list[Any]) -> int:
-        seen = [0]
-        sys.setprofile(lambda frame, event, arg: seen.__setitem__(0, seen[0] + (event == "call")))
-        try:
-            with torch.no_grad():
-                net(batch)
-        finally:
-            sys.setprofile(None)
-        return seen[0]
-
-    levels = 5  # a deeper tree has more levels to sweep, each with a fixed number of calls
-    assert calls(large) - calls(small) <= 12 * levels
-
-
 def test_a_call_leaves_no_tensors_behind_for_the_garbage_collector() -> None:
     model = Grower().double()
     net = weft.batched(model)
@@ -390,94 +242,6 @@ def test_a_call_leaves_no_tensors_behind_for_the_garbage_collector() -> None:
         assert [ref() for ref in fed] == [None] * 6 and graph() is None
     finally:
         gc.enable()
-
-
-def test_keys_of_different_functions_are_apart() -> None:
-    lin = nn.Linear(3, 3)
-
-    def f(pair: Any) -> Any:
-        return lin(torch.full((3,), float(pair[0]) + 10 * pair[1]))
-
-    first, second = weft.batched(f, cache=lambda p: p[0]), weft.batched(f, cache=lambda p: p[1])
-    first([(1, 2)])
-    torch.testing.assert_close(second([(2, 1)])[0], f((2, 1)))
-
-
-def test_a_wrapper_keeps_its_own_recordings() -> None:
-    lin = nn.Linear(3, 3)
-
-    def f(i: int) -> Any:
-        return lin(torch.full((3,), float(i)))
-
-    @functools.wraps(f)
-    def twice(i: int) -> Any:
-        return f(i).sum() * 2
-
-    weft.batched(f, cache=True)([1, 2])
-    functools.update_wrapper(twice, f)
-    torch.testing.assert_close(weft.batched(twice, cache=True)([1])[0], twice(1))
-    assert weft.batched(twice)([]).shape == (0,)
-
-
-def test_kept_recordings_follow_the_modules() -> None:
-    model = nn.ModuleDict({"m": nn.Linear(3, 3)})
-
-    def f(i: int) -> Any:
-        return F.dropout(model["m"](torch.full((3,), float(i))), 1.0, model.training)
-
-    net = weft.batched(f, cache=True)
-    assert not net([1]).any()
-    model.eval()
-    torch.testing.assert_close(net([1])[0], f(1))
-    for new in (nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3)):
-        model["m"] = new
-        torch.testing.assert_close(net([1])[0], f(1))
-
-
-def test_keys_tell_types_and_shapes() -> None:
-    def f(a: Any) -> Any:
-        return torch.tensor([1.0 if isinstance(a, bool) else 2.0 if isinstance(a, int) else 3.0]) * torch.ones(1)
-
-    net = weft.batched(f, cache=int)
-    assert [net([a]).item() for a in (True, 1, 1.0, True)] == [1.0, 2.0, 3.0, 1.0]
-    message = (
-        "cache=True: an example is not hashable, or holds a tensor; pass cache=key_fn, a function from an example to a key"
-    )
-    for example in (np.zeros((2, 3)), torch.zeros(3), [np.zeros(2)], (1, torch.zeros(()))):
-        with pytest.raises(weft.TypeMismatch, match=f"^{message}"):
-            weft.batched(lambda a: torch.ones(1) * 2, cache=True)([example])
-    with pytest.raises(weft.TypeMismatch, match="cache: expected True or a function from an example to a key, got 5"):
-        weft.batched(f, cache=5)
-
-
-def test_no_drawn_numbers_are_kept() -> None:
-    for draw in (lambda: torch.zeros_like(torch.arange(3.0)).normal_(), lambda: torch.Tensor(3).uniform_()):
-        with pytest.raises(
-            weft.TraceError, match=r"^cache=: (normal_|uniform_) draws its numbers into a real tensor, and they"
-        ):
-            weft.batched(lambda i, draw=draw: draw() * torch.ones(3), cache=True)([1])
-    net = weft.batched(lambda i: nn.init.normal_(torch.empty(3)), cache=True)
-    assert not torch.equal(net([1]), net([1]))
-
-
-class Fivefold(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        return grad * 5
-
-
-def test_functions_with_their_own_backward_keep_it() -> None:
-    lin, alias = nn.Linear(3, 3), Fivefold.apply
-    out = weft.batched(lambda x: lin(x) * 0 + Fivefold.apply(lin.bias))(torch.ones(2, 3))
-    assert torch.autograd.grad(out.sum(), lin.bias)[0].tolist() == [10.0] * 3
-    with pytest.raises(weft.TraceError, match=r"^autograd.Function on a Value would lose its backward; put the call into"):
-        weft.batched(lambda x: alias(lin(x)))(torch.ones(2, 3))
-    with pytest.raises(weft.TraceError, match=r"^apply of an autograd.Function, taken from its class before the recording"):
-        weft.batched(lambda x: lin(x) + alias(lin.bias))(torch.ones(2, 3))
 
 
 def test_inference_mode_inside_an_example() -> None:
@@ -497,59 +261,3 @@ def test_inference_mode_inside_an_example() -> None:
     assert not torch.is_inference_mode_enabled()
     with torch.inference_mode():
         assert torch.is_inference_mode_enabled()
-
-
-def test_tensors_of_the_model_are_not_changed_behind_the_recording() -> None:
-    lin = nn.Linear(3, 3)
-    model = nn.Module()
-    model.register_buffer("seen", torch.zeros(3))
-
-    def through_a_view(x: Any) -> Any:
-        model.seen[1:].fill_(lin(x).sum())
-        return lin(x)
-
-    def count(x: Any) -> Any:
-        model.seen += 1
-        return lin(x)
-
-    def used(x: Any) -> Any:
-        model.seen += 1
-        return lin(x) * model.seen
-
-    with pytest.raises(
-        weft.TraceError, match=r"^fill_: this Value is a view \(an index, slice or reshape\) of a tensor of the m"
-    ):
-        weft.batched(through_a_view)(torch.ones(2, 3))
-    with pytest.raises(weft.TraceError, match=r"^add_ changed a tensor of the model of shape \[3\], which .* uses in the same"):
-        weft.batched(used)(torch.ones(2, 3))
-    model.seen.zero_()
-    weft.batched(count)(torch.ones(2, 3))
-    assert model.seen.tolist() == [2.0] * 3
-
-
-class Keeps(nn.Module):
-    """A module that puts its input where everybody can see it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.x = x
-        return self.layer(self.x)  # type: ignore[no-any-return]
-
-
-def test_what_code_assigns_to_its_module_is_the_examples_own() -> None:
-    model, xs = Keeps(), torch.randn(4, 3)
-    for _ in range(3):
-        one = torch.stack([model(x) for x in xs])
-        torch.testing.assert_close(weft.batched(model)(xs), one)
-
-
-def test_a_value_asked_for_without_gradients_leaves_those_of_the_scope() -> None:
-    layer = nn.Linear(3, 3)
-    with weft.batching():
-        first = layer(torch.ones(3))
-        with torch.no_grad():
-            layer(first).sum().item()
-    assert weft.value(first).requires_grad

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from test_lazy import equivalent
+from lazy_parts import equivalent
 
 LINEAR = nn.Linear(3, 3).double()
 

@@ -1,0 +1,109 @@
+"""Errors of batched code name the example and the way out; the next call works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+import weft.testing
+from lazy_parts import TREES, tree_net
+
+
+def test_what_would_silently_differ_raises() -> None:
+    buffer = torch.zeros(2)
+
+    def into_a_tensor(x: Tensor) -> Tensor:
+        buffer[0] = (x * 2).sum()
+        return x
+
+    def changed_after(x: Tensor) -> Tensor:
+        own = torch.tensor([1.0, 2.0])
+        y = torch.zeros(2) + own
+        own.add_(1)
+        return y
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    cases = {
+        into_a_tensor: "a Value cannot be written into a real tensor",
+        changed_after: "was written into after a recorded operation had used it",
+        lambda x: Double.apply(x * 2): "put the call into a weft.cell",
+        lambda x: torch.vmap(torch.sin)(x * 2): "put the call into a weft.cell",
+        lambda x: torch.func.grad(torch.sin)(x.sum() * (torch.zeros(()) + 2)): "put the call into a weft.cell",
+        lambda x: (x * (torch.zeros(2) + 1)).backward(): "return it and call backward on the result",
+        lambda x: torch.add(torch.zeros(2), x, out=buffer): "cannot be written into a given tensor",
+    }
+    for fn, message in cases.items():
+        with pytest.raises(weft.TraceError) as error:
+            weft.batched(lambda x, fn=fn: fn(torch.zeros(2) + x if fn not in (changed_after,) else x))(torch.ones(2, 2))
+        assert message in str(error.value), str(error.value)
+        assert fn is changed_after or error.value.__notes__ == ["in example 0"]
+    assert torch.equal(buffer, torch.zeros(2))
+    assert torch.equal(weft.batched(lambda x: x * 2)(torch.ones(2, 2)), torch.full((2, 2), 2.0)), "the next call works"
+
+
+def test_einops_like_libraries_are_told_the_way_out() -> None:
+    def picky(x: Any) -> Tensor:
+        raise RuntimeError(f"Tensor type unknown {type(x)}")
+
+    with pytest.raises(weft.TraceError, match=r"it insists on real tensors; put the call into a weft.cell"):
+        weft.batched(lambda x: picky(x + torch.zeros(2)))(torch.ones(2, 2))
+
+
+def test_an_error_names_the_example_and_leaves_nothing_behind() -> None:
+    model = tree_net()
+    net = weft.batched(model)
+    with pytest.raises(IndexError) as error:
+        net([1, (1, 2), ((1, 2), 99)])
+    assert error.value.__notes__ == ["in example 2"]
+    with pytest.raises(ValueError, match="not enough values to unpack") as unpack:
+        net([1, (1,)])
+    assert unpack.value.__notes__ == ["in example 1"]
+    with pytest.raises(RuntimeError) as shapes:
+        weft.batched(lambda x: torch.zeros(3) + (torch.zeros(2) + x))(torch.ones(2, 2))
+    assert shapes.value.__notes__ == ["in example 0"]
+    assert torch.allclose(net(TREES), torch.stack([model(tree) for tree in TREES]))
+    assert nn.Module.__call__.__qualname__ == "Module._wrapped_call_impl"
+
+
+def test_recursion_keeps_pythons_limit_and_names_the_example() -> None:
+    def down(n: int, x: Tensor) -> Tensor:
+        return x if n == 0 else down(n - 1, x * 1.0)
+
+    with pytest.raises(RecursionError) as error:
+        weft.batched(down)([3, 100000], torch.ones(2, 2))
+    assert error.value.__notes__ == ["in example 1"]
+
+
+def test_calls_that_raise_say_what_is_wrong() -> None:
+    with pytest.raises(weft.TypeMismatch, match=r"weft.batched: expected a function or a module, got int"):
+        weft.batched(3)  # type: ignore[arg-type]
+    with pytest.raises(weft.TypeMismatch, match=r"weft.cell: expected a function, a module or a module class, got int"):
+        weft.cell(3)  # type: ignore[type-var]
+    with pytest.raises(weft.TypeMismatch, match="granularity: expected one of 'auto', 'operator', 'cell', 'function', got 'x'"):
+        weft.batched(torch.sin, granularity="x")
+    with pytest.raises(weft.TypeMismatch, match="unknown option 'polcy'"):
+        weft.batched(torch.sin, polcy="auto")
+
+
+def test_values_that_were_kept_aside_say_so() -> None:
+    kept: list[Any] = []
+
+    def fn(x: Tensor) -> Tensor:
+        kept.append(x * torch.ones(2))
+        return kept[-1]
+
+    weft.batched(fn)(torch.ones(2, 2))
+    with pytest.raises(weft.TraceError, match=r"belongs to a call of weft.batched that is over"):
+        kept[0] + 1

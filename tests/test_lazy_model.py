@@ -1,0 +1,79 @@
+"""The model and its tensors while its code is recorded: own backwards, changes, attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+import weft.testing
+
+
+class Fivefold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * 5
+
+
+def test_functions_with_their_own_backward_keep_it() -> None:
+    lin, alias = nn.Linear(3, 3), Fivefold.apply
+    out = weft.batched(lambda x: lin(x) * 0 + Fivefold.apply(lin.bias))(torch.ones(2, 3))
+    assert torch.autograd.grad(out.sum(), lin.bias)[0].tolist() == [10.0] * 3
+    with pytest.raises(weft.TraceError, match=r"^autograd.Function on a Value would lose its backward; put the call into"):
+        weft.batched(lambda x: alias(lin(x)))(torch.ones(2, 3))
+    with pytest.raises(weft.TraceError, match=r"^apply of an autograd.Function, taken from its class before the recording"):
+        weft.batched(lambda x: lin(x) + alias(lin.bias))(torch.ones(2, 3))
+
+
+def test_tensors_of_the_model_are_not_changed_behind_the_recording() -> None:
+    lin = nn.Linear(3, 3)
+    model = nn.Module()
+    model.register_buffer("seen", torch.zeros(3))
+
+    def through_a_view(x: Any) -> Any:
+        model.seen[1:].fill_(lin(x).sum())
+        return lin(x)
+
+    def count(x: Any) -> Any:
+        model.seen += 1
+        return lin(x)
+
+    def used(x: Any) -> Any:
+        model.seen += 1
+        return lin(x) * model.seen
+
+    with pytest.raises(
+        weft.TraceError, match=r"^fill_: this Value is a view \(an index, slice or reshape\) of a tensor of the m"
+    ):
+        weft.batched(through_a_view)(torch.ones(2, 3))
+    with pytest.raises(weft.TraceError, match=r"^add_ changed a tensor of the model of shape \[3\], which .* uses in the same"):
+        weft.batched(used)(torch.ones(2, 3))
+    model.seen.zero_()
+    weft.batched(count)(torch.ones(2, 3))
+    assert model.seen.tolist() == [2.0] * 3
+
+
+class Keeps(nn.Module):
+    """A module that puts its input where everybody can see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.x = x
+        return self.layer(self.x)  # type: ignore[no-any-return]
+
+
+def test_what_code_assigns_to_its_module_is_the_examples_own() -> None:
+    model, xs = Keeps(), torch.randn(4, 3)
+    for _ in range(3):
+        one = torch.stack([model(x) for x in xs])
+        torch.testing.assert_close(weft.batched(model)(xs), one)

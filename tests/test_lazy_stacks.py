@@ -1,0 +1,84 @@
+"""Stacks of values: lists for as long as they can be, so that different lengths batch together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import weft
+import weft.testing
+from lazy_parts import equivalent
+
+
+def test_lists_of_different_lengths_batch_together() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(3, 3).double()
+
+    def fn(n: int, x: Tensor) -> Any:
+        rows = [linear(x * (i + 1)) for i in range(n)]
+        keys = torch.stack(rows)
+        weights = torch.softmax(keys @ x, 0)
+        return {
+            "sum": torch.stack(rows).sum(0),
+            "mean": keys.mean(dim=0),
+            "max": torch.amax(keys, 0),
+            "min": keys.amin(0),
+            "context": weights @ keys,
+            "weighted": (weights.unsqueeze(-1) * keys).sum(0),
+            "columns": (weights[:, None] * keys).sum(0),
+            "log": torch.logsumexp(keys, 0),
+            "ragged": weft.ragged(rows).softmax_sum(lambda row: row.sum()),
+            "maximum": weft.ragged(rows).max(),
+            "first": keys[0],
+            "last": keys[-1] + torch.log_softmax(keys, 0)[n - 1],
+        }
+
+    counts = [1, 3, 2, 3]
+    equivalent(fn, counts, torch.randn(4, 3, dtype=torch.float64))
+    state = weft.lazy.state.state_of(fn)
+    reductions = [kind for kind in state.library.types if kind.many is not None]
+    assert reductions and not [kind for kind in state.library.types if kind.name == "stack"]
+
+
+def test_a_stack_that_is_needed_as_a_whole_is_made() -> None:
+    def fn(n: int, x: Tensor) -> Tensor:
+        rows = torch.stack([x * i for i in range(n)])
+        return rows.flatten().sum() + rows.cumsum(0)[-1].sum() + rows.max(0).values.sum() + len(rows) + rows.T.sum()
+
+    equivalent(fn, [1, 3, 2], torch.randn(3, 2, dtype=torch.float64))
+
+
+def test_stacks_do_what_tensors_do() -> None:
+    lin, column = nn.Linear(3, 3), torch.randn(3, 1)
+    rules = (
+        lambda s: 2 - s,
+        lambda s: 3 * s,
+        lambda s: 2 / s.exp(),
+        lambda s: column.squeeze() - s,
+        lambda s: s.clamp(min=column, max=column + 1),
+        lambda s: (s - torch.inf).logsumexp(0),
+        lambda s: (s + torch.inf).logsumexp(0),
+        lambda s: s.log_softmax(0),
+    )
+    xs = torch.randn(4, 3)
+    for rule in rules:
+
+        def f(x: Any, rule: Any = rule) -> Any:
+            h = lin(x)
+            return rule(torch.stack([h, h * 2, h.tanh()]))
+
+        torch.testing.assert_close(weft.batched(f)(xs), torch.stack([f(x) for x in xs]))
+
+
+def test_numbers_that_vary_do_not_make_a_kind_of_call_each() -> None:
+    weight = nn.Parameter(torch.randn(30, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+    def fn(i: int) -> Tensor:
+        rows = weight * 1
+        return rows[i] * (i + 0.5) - i
+
+    equivalent(fn, list(range(30)))
+    state = weft.lazy.state.state_of(fn)
+    assert len(state.library.types) < 20
