@@ -416,6 +416,20 @@ def test_a_compiled_block_is_the_block() -> None:
     assert next(alone.parameters()).grad.tolist() == [2, 2]
 
 
+def test_paths_lead_somewhere_from_a_compiled_block() -> None:
+    block = wb.Vector(2) >> wb.Function(nn.Linear(2, 2), name="out")
+    net = wb.compile(block)
+    assert net.get_parameter("out.fn.weight") is block.get_parameter("out.fn.weight")
+    assert net.get_submodule("out") is block.subblocks[1]
+    zeros = {name: torch.zeros_like(parameter) for name, parameter in net.named_parameters()}
+    assert torch.func.functional_call(net, zeros, ([[1, 2]],)).tolist() == [[0, 0]]
+    assert not torch.equal(net([[1, 2]]), torch.zeros(1, 2))
+    tensor = nn.Parameter(torch.ones(2))
+    assert wb.compile(wb.FromTensor(tensor)).get_parameter("tensor") is tensor
+    with pytest.raises(AttributeError, match="'CompiledBlock' object has no attribute 'other'"):
+        _ = net.other
+
+
 def test_layers_have_names_and_can_be_piped() -> None:
     net = wb.Vector(2) >> (wb.FC(3, name="hidden") >> wb.FC(2, None, name="out"))
     assert list(net.state_dict()) == ["hidden.fn.weights", "hidden.fn.bias", "out.fn.weights", "out.fn.bias"]

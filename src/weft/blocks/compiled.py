@@ -122,6 +122,15 @@ class CompiledBlock(SharedModule):
     def _parts(self) -> Mapping[str, nn.Module]:
         return self.__dict__["block"]._parts()  # type: ignore[no-any-return]
 
+    def __getattr__(self, name: str) -> Any:
+        """Parts, parameters and buffers of the block, so that their paths lead somewhere from here as well."""
+        block = self.__dict__.get("block")
+        if block is not None:
+            for found in (block._parts(), block._parameters, block._buffers):
+                if name in found:
+                    return found[name]
+        return super().__getattr__(name)
+
     def _reach(self) -> Iterator[tuple[str, nn.Module]]:
         """Itself, and the block with all its parts under their own paths."""
         yield "", self
