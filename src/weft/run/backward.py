@@ -7,7 +7,7 @@ is collected step by step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan, Read
 from weft.plan.returns import steps_that_return
 from weft.run.collect import Collecting, pull_all
-from weft.run.columns import Column, blocks
+from weft.run.columns import Column, Listed, blocks
 from weft.run.emit import Code
 from weft.run.gather import Action, Gathering, addresses, through_index
 from weft.run.gpu.backsweep import BackSweep
@@ -28,6 +28,7 @@ from weft.run.somerows import SomeRows
 from weft.run.spare import Spare
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
+from weft.run.walking import Walking, in_runs, walkable
 
 Given = dict[tuple[int, Name], Tensor | SomeRows]
 """Gradients of outputs from outside, by (type, output name), rows in type order."""
@@ -207,8 +208,10 @@ class Backward:
         runs = [self.runs[type] for type in types]
         if by_one_kernel(runs[0]) and BackSweep(self, number, group, runs).run():
             return
+        if self._walk(number, group, runs):
+            return
         steps = {type: self._steps(number, self.runs[type]) for type in types}
-        functions = {type: self._functions(self.runs[type]) for type in types}
+        functions = {type: [code.run for code in self._codes(self.runs[type])] for type in types}
         for type in reversed(group.step_type.tolist()):
             if type in steps:
                 actions, columns = next(steps[type])
@@ -217,13 +220,65 @@ class Backward:
                         action()
                 functions[type].pop()(*columns)
 
-    def _functions(self, run: TypeRun) -> list[Callable[..., Any]]:
+    def _walk(self, number: int, group: Group, runs: list[TypeRun]) -> bool:
+        """Do all steps without Python in between; False where that cannot be."""
+        codes = {run.type: self._codes(run) for run in runs}
+        for run in runs:
+            walks = {id(code): code.walk for code in codes[run.type]}
+            if not walkable([run] * len(walks), walks.values()):
+                return False
+        collecting = {run.type: self._all_collecting(number, run) for run in runs}
+        if not all(each.at_once for one in collecting.values() for each in one.values()):
+            return False
+        walking = {run.type: self._walking(run, collecting[run.type]) for run in runs}
+        for type, steps in in_runs(group.step_type.tolist()[::-1]):
+            if type in walking:
+                mine = codes[type]
+                for code, many in in_runs(mine[: -steps - 1 : -1]):
+                    walking[type].go(len(mine) - 1, len(mine) - 1 - many, code.walk)
+                    del mine[-many:]
+        return True
+
+    def _all_collecting(self, number: int, run: TypeRun) -> dict[str, Collecting]:
+        """By name the gradients of recurrent outputs that the steps read."""
+        cut, codes = self.cut[run.type]
+        found = {}
+        for value in codes["back"].takes:
+            name: Any = run.code.input_name.get(value.name)
+            if name is not None and name[0] == "ct" and name[1] in run.code.role.recurrent_out:
+                indexed = value.name in codes["back"].indexed
+                found[value.name] = self._collecting(number, run, name[1], value, cut, indexed, True)
+        return found
+
+    def _walking(self, run: TypeRun, collecting: dict[str, Collecting]) -> Walking:
+        """What every step of a type touches."""
+        cut, codes = self.cut[run.type]
+        code = codes["back"]
+        walking = Walking(run, code.walk)
+        for value in code.takes:
+            at = run.recurrent(value)
+            if value.name in collecting:
+                walking.add(*map(Listed, collecting[value.name].both(0, len(run.cuts))[0]))
+                walking.alive.append(collecting[value.name])
+            elif at is not None and value.name in code.indexed:
+                walking.add(*through_index(run, at, value))
+            elif at is not None:
+                walking.add_gathered(value, at, value in cut.pieces["sums"].takes)
+            else:
+                walking.add_given(value)
+        for value in code.stores:
+            if value.name not in run.store:
+                run.store[value.name] = self._empty(run, run.shape(value), value.dtype)
+            walking.add(addresses(run, value))
+        return walking.ready()
+
+    def _codes(self, run: TypeRun) -> list[Code]:
         """The backward piece of each step: one that returns gradients to the states it read, unless these need none."""
-        full = self.cut[run.type][1]["back"].run
+        full = self.cut[run.type][1]["back"]
         returning = steps_that_return(self.plan, run.type, self.learns)
         if all(returning):
             return [full] * len(returning)
-        short = run.code.back_without_return(self.present[run.type]).run
+        short = run.code.back_without_return(self.present[run.type])
         return [full if one else short for one in returning]
 
     def _make_room(self, run: TypeRun) -> list[Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from weft.run.gpu.pointwise import emit_triton
 from weft.run.native import addressed, emit_native
 from weft.run.spare import Spare
 from weft.run.split import PER_STEP, Split, split
+from weft.run.walk import Walk, make_walk
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,27 @@ class CellCode:
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
         if self.role.backend == "native":
             spare = None if per_step else self.spare
-            return emit_native(piece, stores, (), per_step, self._through_index(cut), spare) or emit(piece, stores)
+            native = emit_native(piece, stores, (), per_step, self._through_index(cut), spare)
+            if native is None:
+                return emit(piece, stores)
+            return replace(native, walk=self._walk(cut, stage, native)) if per_step else native
         if self.role.backend == "triton":
             return emit_triton(piece, stores) or emit(piece, stores)
         code = emit(piece, stores)
         return compile_piece(piece, code) if per_step and self.role.backend == "compiled" else code
+
+    def _walk(self, cut: Split, stage: str, code: Code, leave_out: Iterable[Value] = ()) -> Walk | None:
+        indexed = {name: slots for name, slots in self._through_index(cut).items() if name in code.indexed}
+        gathered = {}
+        for name, value in cut.tape.inputs.items():
+            kind: Any = name[0]
+            if name in self.role.recurrent_in or kind == "seg":
+                gathered[value.name] = kind
+            elif kind == "ct" and name[1] in self.role.recurrent_out and value.name not in indexed:
+                if any(value is taken for taken in cut.pieces[stage].takes):
+                    return None  # put together by torch calls
+        gathered = {name: kind for name, kind in gathered.items() if name not in indexed}
+        return make_walk(cut.pieces[stage], code.stores, leave_out, indexed, gathered)
 
     def back_without_return(self, given: frozenset[Name]) -> Code:
         """The per-step backward piece for steps that read only states which need no gradient."""
@@ -100,6 +117,8 @@ class CellCode:
             short = None
             if self.role.backend == "native":
                 short = emit_native(piece, full.stores, returned, True, self._through_index(cut))
+                if short is not None and full.walk is not None:
+                    short = replace(short, walk=self._walk(cut, "back", full, returned))
             elif self.role.backend == "triton":
                 short = emit_triton(piece, full.stores, returned)
             if short is None and full.addresses | full.indexed:

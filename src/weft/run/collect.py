@@ -54,6 +54,11 @@ class Collecting:
         self.held: list[Tensor] = []
         """What addresses were given of: it must live as long as this."""
 
+    @property
+    def at_once(self) -> bool:
+        """Whether the kernel finds everything itself: there is nothing to do before a step."""
+        return self.indexed and len(self.inner) == 1 and self.inner[0][1].single is not None
+
     @cached_property
     def places(self) -> Column:
         """Where each step's gradient is put together."""
@@ -73,7 +78,7 @@ class Collecting:
         if not self.indexed:
             places, actions = self._collected(first, last)
             return [[place.data_ptr() for place in places] if self.by_address else places], actions
-        if len(self.inner) == 1 and self.inner[0][1].single is not None:
+        if self.at_once:
             return self._through_index(first, last), [None] * (last - first)
         places, actions = self._collected(first, last)
         many = last - first

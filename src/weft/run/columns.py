@@ -90,7 +90,7 @@ class Same:
 class Listed:
     """Items from a list."""
 
-    def __init__(self, items: list[Any]) -> None:
+    def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
 
     def block(self, first: int, last: int) -> Sequence[Any]:

@@ -39,6 +39,8 @@ class Code:
 
     For gradients of recurrent outputs two more follow: the address of rows to add, and how many numbers these are apart.
     """
+    walk: Any = None
+    """The piece as a function over all steps (`weft.run.walk`), where there is one."""
 
 
 def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True, leave_out: Iterable[Value] = ()) -> Code:

@@ -16,6 +16,7 @@ from weft.run.gpu.forwardsweep import sweep_forward
 from weft.run.gpu.sweep import by_one_kernel
 from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
+from weft.run.walking import Walking, in_runs, walkable
 
 
 def run_forward(plan: Plan, runs: dict[int, TypeRun]) -> None:
@@ -82,7 +83,11 @@ def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Name]]:
 def _sweep(number: int, group: Group, runs: dict[int, TypeRun]) -> None:
     if by_one_kernel(runs[group.types[0]]) and sweep_forward(number, group, runs):
         return
-    steps = {type: _steps(runs[type]) for type in group.types if "during" in runs[type].code.codes}
+    types = [type for type in group.types if "during" in runs[type].code.codes]
+    if walkable([runs[type] for type in types], [runs[type].code.codes["during"].walk for type in types]):
+        _walk(group, {type: _walking(runs[type]) for type in types})
+        return
+    steps = {type: _steps(runs[type]) for type in types}
     functions = {type: runs[type].code.codes["during"].run for type in steps}
     if len(steps) == 1:
         (only,) = steps
@@ -98,6 +103,31 @@ def _sweep(number: int, group: Group, runs: dict[int, TypeRun]) -> None:
             for gather in gathers:
                 gather()
             functions[type](*columns)
+
+
+def _walk(group: Group, walking: dict[int, Walking]) -> None:
+    done = dict.fromkeys(walking, 0)
+    for type, steps in in_runs(group.step_type.tolist()):
+        if type in walking:
+            walking[type].go(done[type], done[type] + steps)
+            done[type] += steps
+
+
+def _walking(run: TypeRun) -> Walking:
+    """What every step of a type touches."""
+    code = run.code.codes["during"]
+    walking = Walking(run, code.walk)
+    for value in code.takes:
+        at = run.recurrent(value)
+        if value.name in code.indexed:
+            assert at is not None
+            walking.add(*through_index(run, at, value))
+        elif at is not None:
+            walking.add_gathered(value, at, _kept(run, value))
+        else:
+            walking.add_given(value)
+    walking.add(*[_stored(run, value, True) for value in code.stores])
+    return walking.ready()
 
 
 def _steps(run: TypeRun) -> Iterator[tuple[Sequence[Action], tuple[Any, ...]]]:
@@ -125,8 +155,12 @@ def _steps(run: TypeRun) -> Iterator[tuple[Sequence[Action], tuple[Any, ...]]]:
 
 
 def _gathering(run: TypeRun, at: ReadIndex, value: Value, by_address: bool) -> Gathering:
-    keep = any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
-    return Gathering(run, at, value, keep, by_address)
+    return Gathering(run, at, value, _kept(run, value), by_address)
+
+
+def _kept(run: TypeRun, value: Value) -> bool:
+    """Whether what is gathered is read again, by a later piece or in backward."""
+    return any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
 
 
 def _stored(run: TypeRun, value: Value, by_address: bool) -> Column:

@@ -154,7 +154,7 @@ class _NativeEmitter(Emitter):
         """Kernels write the parts of a join in place themselves."""
 
     def body(self) -> None:
-        phase = self._phases()
+        phase = phases(self.piece, self.fusable)
         last = max(phase.values(), default=0)
         for number in range(last + 1):
             mine = [value for value in self.piece.values if phase[id(value)] == number and id(value) in self.fusable]
@@ -167,66 +167,71 @@ class _NativeEmitter(Emitter):
                 if phase[id(value)] == number + 1 and id(value) not in self.fusable:
                     self._ensure(value)
 
-    def _phases(self) -> dict[int, int]:
-        """How many library operations lie, one behind the other, before each value."""
-        phase: dict[int, int] = {}
-        for value in self.piece.values:
-            before = [phase.get(id(base), 0) for operand in operands(value) for base in bases(operand)]
-            phase[id(value)] = max(before, default=0) + (id(value) not in self.fusable)
-        return phase
-
     def _kernel(self, run: list[Value], kind: str) -> None:
-        inside = {id(value) for value in run}
-        outward = [value for value in run if self._leaves(value, inside)]
-        for value in outward:
+        made = outward(self.piece, run)
+        for value in made:
             place = self.destination.get(id(value))
             if place is None:
                 self.lines.append(f"{self.name(value)} = {self._new(value)}")
             else:
                 self.lines.append(f"{self.name(value)} = {place}")
-        inputs: dict[int, Value] = {}
-        for value in run:
-            for operand in operands(value):
-                place_read = place_of(operand)
-                assert place_read is not None
-                if id(place_read.base) not in inside:
-                    inputs[id(place_read.base)] = place_read.base
-        for base in inputs.values():
+        inputs = read_by(run)
+        for base in inputs:
             self._ensure(base)
             if base.constant is not None:
                 self.space[self.name(base)] = base.constant.contiguous()
             elif id(base) not in self.checked and base.name not in self.addresses | self.indexed.keys():
                 self.checked.add(id(base))
                 self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
-        self.made.update(inside)
+        self.made.update(id(value) for value in run)
         name = f"kernel{self.kernels}"
         self.kernels += 1
-        text = kernel_text(run, [self._input(value) for value in inputs.values()], outward)
+        text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made)
         numbers = sum(row_width(value) or 0 for value in run)
-        pointers = [pointer for value in [*inputs.values(), *outward] for pointer in self._pointers(value)]
+        pointers = [pointer for value in [*inputs, *made] for pointer in self._pointers(value)]
         self.space[name] = over_rows(_load(self.path, text, pointers), numbers)
         self.lines.append(f"{name}({kind}, {', '.join(pointers)})")
-
-    def _input(self, value: Value) -> Input:
-        slots = self.indexed.get(value.name)
-        return Input(value) if slots is None else Input(value, slots or 1, plus=not slots)
 
     def _pointers(self, value: Value) -> list[str]:
         if value.name in self.addresses | self.indexed.keys():
             return self.parameter(value)
         return [f"{self.name(value)}.data_ptr()"]
 
-    def _leaves(self, value: Value, inside: set[int]) -> bool:
-        """Whether anything outside the kernel reads a value."""
-        if id(value) in self.kept:
-            return True
-        return any(
-            id(base) == id(value)
-            for reader in self.piece.values
-            if id(reader) not in inside
-            for operand in operands(reader)
-            for base in bases(operand)
-        )
+
+def phases(piece: Piece, fusable: set[int]) -> dict[int, int]:
+    """How many library operations lie, one behind the other, before each value."""
+    phase: dict[int, int] = {}
+    for value in piece.values:
+        before = [phase.get(id(base), 0) for operand in operands(value) for base in bases(operand)]
+        phase[id(value)] = max(before, default=0) + (id(value) not in fusable)
+    return phase
+
+
+def outward(piece: Piece, run: list[Value]) -> list[Value]:
+    """Which values of a kernel anything outside it reads."""
+    inside = {id(value) for value in run}
+    readers = [value for value in piece.values if id(value) not in inside]
+    seen = {id(base) for reader in readers for operand in operands(reader) for base in bases(operand)}
+    seen |= {id(base) for value in piece.gives for base in bases(value)}
+    return [value for value in run if id(value) in seen]
+
+
+def read_by(run: list[Value]) -> list[Value]:
+    """What the operations of a kernel read from outside it."""
+    inside, found = {id(value) for value in run}, dict[int, Value]()
+    for value in run:
+        for operand in operands(value):
+            place = place_of(operand)
+            assert place is not None
+            if id(place.base) not in inside:
+                found[id(place.base)] = place.base
+    return list(found.values())
+
+
+def input_of(value: Value, indexed: Mapping[str, int]) -> Input:
+    """A value as a kernel reads it: from its own memory, or through an index."""
+    slots = indexed.get(value.name)
+    return Input(value) if slots is None else Input(value, slots or 1, plus=not slots)
 
 
 _loaded: dict[str, Callable[..., None]] = {}
