@@ -28,7 +28,7 @@ from weft.run.somerows import SomeRows
 from weft.run.spare import Spare
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
-from weft.run.walking import Walking, in_runs, walkable
+from weft.run.walking import Walking, in_runs, run_piece, walkable
 
 Given = dict[tuple[int, Name], Tensor | SomeRows]
 """Gradients of outputs from outside, by (type, output name), rows in type order."""
@@ -181,7 +181,7 @@ class Backward:
     def _whole(self, run: TypeRun, stage: str) -> None:
         code = self.cut[run.type][1].get(stage)
         if code is not None:
-            run.run_whole(code)
+            run_piece(run, code, {})
 
     def _collect(self, run: TypeRun) -> None:
         """Hand on the gradients of a type's inputs."""

@@ -89,7 +89,7 @@ class CellCode:
             native = emit_native(piece, stores, (), per_step, self._through_index(cut), spare)
             if native is None:
                 return emit(piece, stores)
-            return replace(native, walk=self._walk(cut, stage, native)) if per_step else native
+            return replace(native, walk=self._walk(cut, stage, native) if per_step else make_walk(piece, stores))
         if self.role.backend == "triton":
             return emit_triton(piece, stores) or emit(piece, stores)
         code = emit(piece, stores)

@@ -6,6 +6,7 @@ block of steps, used and dropped; making a block's views of one tensor is a sing
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -16,12 +17,29 @@ from torch import Tensor
 BLOCK = 512
 
 
+class Numbers(list[int]):
+    """A list of numbers that C code can read as well."""
+
+    _packed: array[int] | None = None
+
+    @property
+    def address(self) -> int:
+        if self._packed is None:
+            self._packed = array("q", self)
+        return self._packed.buffer_info()[0]
+
+
 class Cuts:
     """Sizes of consecutive pieces, and where each starts."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-        self.offsets = [0, *accumulate(sizes)]
+        self.sizes = Numbers(sizes)
+        self.offsets = Numbers([0, *accumulate(sizes)])
+
+    @cached_property
+    def most(self) -> int:
+        """The largest piece."""
+        return max(self.sizes, default=0)
 
     @cached_property
     def narrow(self) -> int:
@@ -38,6 +56,16 @@ class Column(Protocol):
     def block(self, first: int, last: int) -> Sequence[Any]: ...
 
 
+Line = tuple[int, int, int]
+"""A column of numbers for C code: in each step the first number plus the second times what the third, an address, lists."""
+
+
+class Countable(Column, Protocol):
+    """A column of numbers or addresses."""
+
+    def line(self) -> Line: ...
+
+
 class Cut:
     """A tensor cut into the rows of the steps; `times` rows of it belong to one row of a step."""
 
@@ -45,7 +73,8 @@ class Cut:
         self.tensor, self.cuts, self.times, self.dim = tensor, cuts, times, dim
 
     def block(self, first: int, last: int) -> Sequence[Tensor]:
-        sizes, offsets = self.cuts.sizes, self.cuts.offsets
+        offsets = self.cuts.offsets
+        sizes: list[int] = self.cuts.sizes
         tensor, times = self.tensor, self.times
         if last - first != len(sizes):
             sizes = sizes[first:last]
@@ -58,13 +87,16 @@ class Cut:
 class Addresses:
     """Where in memory each step's rows of a contiguous tensor begin: what a kernel needs to know, and cheaper than a view."""
 
-    def __init__(self, tensor: Tensor, starts: Sequence[int]) -> None:
+    def __init__(self, tensor: Tensor, starts: Numbers) -> None:
         self.tensor, self.starts = tensor, starts
         self.apart = tensor.stride(0) * tensor.element_size() if tensor.dim() else tensor.element_size()
 
     def block(self, first: int, last: int) -> Sequence[int]:
         base, apart = self.tensor.data_ptr(), self.apart
         return [base + start * apart for start in self.starts[first:last]]
+
+    def line(self) -> Line:
+        return self.tensor.data_ptr(), self.apart, self.starts.address
 
 
 class Address:
@@ -76,6 +108,9 @@ class Address:
     def block(self, first: int, last: int) -> Sequence[int]:
         return [self.tensor.data_ptr()] * (last - first)
 
+    def line(self) -> Line:
+        return self.tensor.data_ptr(), 0, 0
+
 
 class Same:
     """The same item in every step."""
@@ -86,6 +121,9 @@ class Same:
     def block(self, first: int, last: int) -> Sequence[Any]:
         return [self.item] * (last - first)
 
+    def line(self) -> Line:
+        return self.item, 0, 0
+
 
 class Listed:
     """Items from a list."""
@@ -95,6 +133,11 @@ class Listed:
 
     def block(self, first: int, last: int) -> Sequence[Any]:
         return self.items if last - first == len(self.items) else self.items[first:last]
+
+    def line(self) -> Line:
+        if not isinstance(self.items, Numbers):
+            self.items = Numbers(self.items)
+        return 0, 1, self.items.address
 
 
 def blocks(steps: int) -> Iterator[tuple[int, int]]:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan
-from weft.run.columns import Addresses, Column, blocks
+from weft.run.columns import Addresses, Column, Countable, blocks
 from weft.run.gather import Action, Gathering, Rows, addresses, through_index
 from weft.run.gpu.forwardsweep import sweep_forward
 from weft.run.gpu.sweep import by_one_kernel
 from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
-from weft.run.walking import Walking, in_runs, walkable
+from weft.run.walking import Walking, in_runs, run_piece, walkable
 
 
 def run_forward(plan: Plan, runs: dict[int, TypeRun]) -> None:
@@ -48,7 +48,7 @@ def _whole(run: TypeRun, stage: str) -> None:
             else:
                 places[value.name] = run.empty(value)
                 late.append((arena, where, places[value.name]))
-    run.run_whole(code, places)
+    run_piece(run, code, places)
     run.store.update(places)
     for arena, where, rows in late:
         arena.index_copy_(0, where.long(), rows)
@@ -126,7 +126,7 @@ def _walking(run: TypeRun) -> Walking:
             walking.add_gathered(value, at, _kept(run, value))
         else:
             walking.add_given(value)
-    walking.add(*[_stored(run, value, True) for value in code.stores])
+    walking.add(*[_place(run, value) for value in code.stores])
     return walking.ready()
 
 
@@ -164,17 +164,27 @@ def _kept(run: TypeRun, value: Value) -> bool:
 
 
 def _stored(run: TypeRun, value: Value, by_address: bool) -> Column:
+    """Where a step writes a value, as a tensor or as an address."""
+    place = _place(run, value)
+    if by_address:
+        return place
+    if value.name in run.store:
+        return run.column(value)
+    assert isinstance(place, Addresses)
+    return Rows(place.tensor, place.starts, run.cuts.sizes)
+
+
+def _place(run: TypeRun, value: Value) -> Countable:
     """Where a step writes a value: its rows of the class arena, or of memory of its own."""
     names = exchanged(run, value)
     if not names:
         run.store[value.name] = run.empty(value)
-        return addresses(run, value) if by_address else run.column(value)
+        return addresses(run, value)
     output, key = names[0]
     arena = run.arenas[run.indices.plan.class_of[run.type, output], key]
     where = run.indices.class_rows(run.type, output)
     if isinstance(where, tuple):
         run.store[value.name] = arena[where[0] : where[1]]
-        return addresses(run, value) if by_address else run.column(value)
+        return addresses(run, value)
     run.in_class[value.name] = output, key
-    starts = run.indices.class_starts(run.type, output)
-    return Addresses(arena, starts) if by_address else Rows(arena, starts, run.cuts.sizes)
+    return Addresses(arena, run.indices.class_starts(run.type, output))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.graph.segments import bag_sum
 from weft.graph.tape import Value
-from weft.run.columns import Address, Addresses, Column, Cut
+from weft.run.columns import Address, Addresses, Countable, Cut
 from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
 
@@ -75,13 +75,13 @@ class Gathering:
         return [_Select(self.arena, *step) for step in zip(indices, places, strict=True)]
 
 
-def through_index(run: TypeRun, at: ReadIndex, value: Value) -> tuple[Column, Column]:
+def through_index(run: TypeRun, at: ReadIndex, value: Value) -> tuple[Countable, Countable]:
     """For a kernel that gathers by itself: where the arena is, and where each step's part of the index begins."""
     arena = run.arenas[at.read.value_class, run.code.input_name[value.name][-1]]
     return Address(arena), Addresses(at.index.int(), at.cuts.offsets)
 
 
-def addresses(run: TypeRun, value: Value) -> Column:
+def addresses(run: TypeRun, value: Value) -> Countable:
     """For a kernel: where a value's rows of each step are."""
     whole = run.whole(value)
     if not whole.is_contiguous():

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.graph.program import Ints
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
-from weft.run.columns import Cut, Cuts
+from weft.run.columns import Cut, Cuts, Numbers
 from weft.run.upload import as_tensor, upload
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class ReadIndex:
         self.read = read
         self._indices = cast(Indices, proxy(indices))  # nothing that a plan keeps may keep the plan
         self.index = indices.tensor(read.index)
-        self.starts: list[int] = read.slices.tolist()
+        self.starts = Numbers(read.slices.tolist())
         """First class row of each piece that is a slice, else -1."""
         self.all_slices = NOT_A_SLICE not in self.starts
 
@@ -240,11 +240,11 @@ class Indices:
 
         return self._once(("class rows", type, output), make)
 
-    def class_starts(self, type: int, output: int) -> list[int]:
+    def class_starts(self, type: int, output: int) -> Numbers:
         """The first class row that each step of a type writes."""
         return self._once(
             ("class starts", type, output),
-            lambda: self.plan.class_row[type, output][self.plan.type_steps(type)[0]].tolist(),
+            lambda: Numbers(self.plan.class_row[type, output][self.plan.type_steps(type)[0]].tolist()),
         )
 
     def back(self, type: int, port: int, group: int) -> BackIndex | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -112,10 +112,10 @@ class TypeRun:
         spec = self.code.tape.inputs[("count",)]
         return self.indices.seg(read)[1].diff().to(spec.dtype)
 
-    def run_whole(self, code: Code, destinations: dict[str, Tensor] | None = None) -> None:
+    def run_whole(self, code: Code, destinations: Mapping[str, Tensor]) -> None:
         """Run a piece over all rows; what it returns joins the store."""
         takes = [self.whole(value) for value in code.takes]
-        into = [(destinations or {})[value.name] for value in code.stores]
+        into = [destinations[value.name] for value in code.stores]
         bounds = None if self.bag is None else self.indices.seg(self.bag)[1]
         results = code.run(*takes, *into, self.rows, self.edges, bounds, self.records)
         for value, result in zip(code.returns, results, strict=True):

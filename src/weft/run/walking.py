@@ -1,9 +1,9 @@
-"""Running the walk of a sweep: what every step touches, as one table of addresses."""
+"""Running walks: what every step of a sweep, or a piece over all rows, touches, as one list of lines."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from weft.graph.tape import Value
-from weft.run.columns import Address, Addresses, Cut, Same
+from weft.run.columns import Address, Addresses, Countable, Cut, Line, Listed, Same
+from weft.run.emit import Code
 from weft.run.gather import addresses
 from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
@@ -28,15 +29,15 @@ class Walking:
     """One type's columns for all steps of a sweep, and the memory that they point to."""
 
     def __init__(self, run: TypeRun, walk: Walk) -> None:
-        self.run, self.walk, self.steps = run, walk, len(run.cuts)
-        self.table = array("q")
+        self.run, self.walk = run, walk
+        self.lines: list[int] = []
         self.alive: list[Any] = []
 
-    def add(self, *columns: Any) -> None:
-        """The next columns of the table."""
+    def add(self, *columns: Countable) -> None:
+        """The next columns."""
         for column in columns:
-            self.table.extend(column.block(0, self.steps))
-            self.alive.append(column)
+            self.lines += column.line()
+        self.alive += columns
 
     def add_given(self, value: Value) -> None:
         """A value that exists for all rows before the sweep."""
@@ -44,25 +45,27 @@ class Walking:
         if value.name in self.walk.matrices:
             column = run.column(value)
             assert isinstance(column, Same)
-            matrix, turned, apart = dense(column.item)
-            self.add(Address(matrix), Same(int(turned)), Same(apart))
+            self.add_matrix(column.item)
         elif run.code.input_name.get(value.name) == ("seg",):
             assert run.bag is not None
             self.add(as_addresses(run.indices.seg(run.bag)[2]))
         else:
             self.add(addresses(run, value))
 
+    def add_matrix(self, matrix: Tensor) -> None:
+        matrix, turned, apart = dense(matrix)
+        self.add(Address(matrix), Same(int(turned)), Same(apart))
+
     def add_gathered(self, value: Value, at: ReadIndex, keep: bool) -> None:
         """Where the rows that steps gather are put, where they come from (nowhere: they are slices) and the index."""
         run, kind = self.run, at.read.kind
         if value.name in run.store:  # saved by the forward sweep
-            more = [NOTHING] * (3 if kind == "sum" else 2)
-            self.add(addresses(run, value), *more)
+            self.add(addresses(run, value), *[NOTHING] * (3 if kind == "sum" else 2))
             return
         arena = run.arenas[at.read.value_class, run.code.input_name[value.name][-1]]
         bounds = [] if kind != "sum" else [as_addresses(at.bounds)]
         if kind != "sum" and at.all_slices:
-            self.add(Addresses(arena, at.starts), NOTHING, NOTHING, *bounds)
+            self.add(Addresses(arena, at.starts), NOTHING, NOTHING)
             return
         if keep:
             whole = run.store[value.name] = run.empty(value)
@@ -76,20 +79,20 @@ class Walking:
     def ready(self) -> Walking:
         """The last columns: numbers of rows and edges, segment bounds."""
         run = self.run
-        self.table.extend(run.cuts.sizes)
+        self.most = run.cuts.most, 0
+        self.add(Listed(run.cuts.sizes))
         if run.bag is None:
             self.add(NOTHING, NOTHING)
         else:
-            self.table.extend(run.edge_cuts().sizes)
-            self.add(as_addresses(run.indices.seg(run.bag)[3]))
-
-        self.most = max(run.cuts.sizes, default=0), 0 if run.bag is None else max(run.edge_cuts().sizes, default=0)
-        self.scratch: Tensor = run.fresh((self.walk.room(*self.most),), self.walk.dtype, run.indices.device)
+            self.most = run.cuts.most, run.edge_cuts().most
+            self.add(Listed(run.edge_cuts().sizes), as_addresses(run.indices.seg(run.bag)[3]))
+        self.scratch = run.fresh((self.walk.room(*self.most),), self.walk.dtype, run.indices.device)
+        self.packed = array("q", self.lines)
         return self
 
     def go(self, first: int, last: int, walk: Walk | None = None) -> None:
         """Do the steps from `first` to before `last`; backwards if the last comes first. `walk`: one with less to do."""
-        (walk or self.walk).run(self.table, self.steps, first, last, self.scratch, self.most)
+        (walk or self.walk).run(self.packed.buffer_info()[0], first, last, self.scratch, self.most)
 
 
 def as_addresses(cut: Cut | None) -> Addresses:
@@ -98,15 +101,11 @@ def as_addresses(cut: Cut | None) -> Addresses:
 
 
 def walkable(runs: Iterable[TypeRun], walks: Iterable[Walk | None]) -> bool:
-    """Whether all types of a sweep have a walk, on memory as it expects it, one thread does their steps and nobody watches."""
-    if watched():
-        return False
+    """Whether all types of a sweep have a walk, one thread does their steps and nobody watches."""
     for run, walk in zip(runs, walks, strict=True):
-        if walk is None or not walk.alone(max(run.cuts.sizes, default=0)):
+        if walk is None or not walk.alone(run.cuts.most):
             return False
-        if any(arena.dtype != walk.dtype or not arena.is_contiguous() for arena in run.arenas.values()):
-            return False
-    return True
+    return not watched()
 
 
 def watched() -> bool:
@@ -118,3 +117,39 @@ def in_runs(items: Sequence[T]) -> Iterator[tuple[T, int]]:
     """Equal items that follow each other, and how many: the types of steps, or what these run."""
     for item, many in groupby(items):
         yield item, len(list(many))
+
+
+def run_piece(run: TypeRun, code: Code, places: Mapping[str, Tensor]) -> None:
+    """Run a piece over all rows: by its walk, if it has one, or call by call. What it returns joins the store."""
+    walk: Walk | None = code.walk
+    if walk is None or not walk.alone(max(run.rows, run.edges)) or watched():
+        run.run_whole(code, places)
+        return
+    lines: list[Line] = []
+    alive: list[Tensor] = []
+    for value in walk.takes:
+        tensor = run.whole(value)
+        if value.name in walk.matrices:
+            tensor, turned, apart = dense(tensor.t() if walk.matrices[value.name] else tensor)
+            lines += [(tensor.data_ptr(), 0, 0), (int(turned), 0, 0), (apart, 0, 0)]
+        else:
+            tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
+            lines.append((tensor.data_ptr(), 0, 0))
+        alive.append(tensor)
+    for value in walk.into:
+        place = places.get(value.name)
+        if place is None:
+            place = run.store[value.name] = torch.empty(run.shape(value), dtype=value.dtype)
+        lines.append((place.data_ptr(), 0, 0))
+    bounds = 0
+    if run.bag is not None:
+        alive.append(run.indices.seg(run.bag)[1].int())
+        bounds = alive[-1].data_ptr()
+    lines += [(run.rows, 0, 0), (run.edges, 0, 0), (bounds, 0, 0)]
+    packed = array("q", [number for line in lines for number in line])
+    most = run.rows, run.edges
+    scratch = run.code.spare.take((walk.room(*most),), walk.dtype)
+    walk.run(packed.buffer_info()[0], 0, 1, scratch, most)
+    run.code.spare.give_back([scratch], ())
+    for value, base in walk.views:
+        run.store[value.name] = run.whole(base).t()
