@@ -19,7 +19,7 @@ from weft.run.forward import run_forward
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
 from weft.run.results import Results
-from weft.run.spare import empty
+from weft.run.spare import LEAST, empty
 from weft.run.typerun import Arenas, TypeRun
 from weft.run.upload import as_tensor
 
@@ -45,11 +45,15 @@ def run_batched(call: Call) -> list[Tensor]:
 
 def execution_of(call: Call) -> Execution:
     """What runs a call: on a GPU, something that remembers what earlier calls did."""
-    if call.backend != "triton":
-        return Execution(call)
-    from weft.run.gpu.execution import GpuExecution
+    if call.backend == "native":
+        from weft.run.nativeexecution import NativeExecution
 
-    return GpuExecution(call)
+        return NativeExecution(call)
+    if call.backend == "triton":
+        from weft.run.gpu.execution import GpuExecution
+
+        return GpuExecution(call)
+    return Execution(call)
 
 
 def _apply(function: Any, *args: Any) -> Any:
@@ -176,13 +180,24 @@ class Execution:
             return self.first_edge + int(name[-1])
         return None
 
+    def input_numbers(self) -> dict[Any, int]:
+        """Which of the call's tensors each fed or captured input of a type is."""
+        found: dict[Any, int] = {}
+        for t in self.types:
+            for name in self.call.cells[t].trace.tape.inputs:
+                at = self._input(t, name) if name[0] in ("capture", "feed") else None
+                if at is not None:
+                    found[t, name] = at
+        return found
+
     # Memory that goes from one call to the next.
 
     def _borrow(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         if not self.types:
             return empty(shape, dtype, device)
         tensor = self.call.cells[self.types[0]].spare.take(shape, dtype, device)
-        self.memory.append(tensor)
+        if tensor.nbytes >= LEAST:
+            self.memory.append(tensor)
         return tensor
 
     def lend(self, tensors: Sequence[Tensor], in_use: Sequence[Tensor | None]) -> None:
@@ -205,9 +220,13 @@ class Execution:
         run_forward(self.plan, self.runs)
         results = Results(self.call, self.codes, self.indices)
         outputs = [results.rows(wanted, self.runs, self.arenas) for wanted in self.call.wanted]
-        seen = {tensor.untyped_storage().data_ptr() for tensor in outputs}
-        self.borrowed = {tensor.untyped_storage().data_ptr() for tensor in self.memory} - seen
+        self._note_borrowed(outputs)
         return outputs
+
+    def _note_borrowed(self, outputs: Sequence[Tensor]) -> None:
+        if self.memory:
+            seen = {tensor.untyped_storage().data_ptr() for tensor in outputs}
+            self.borrowed = {tensor.untyped_storage().data_ptr() for tensor in self.memory} - seen
 
     def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Name], Tensor]:
         def fed(t: int, name: Any, into: Tensor | None = None) -> Tensor:

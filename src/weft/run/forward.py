@@ -123,7 +123,7 @@ def _walking(run: TypeRun) -> Walking:
             assert at is not None
             walking.add(*through_index(run, at, value))
         elif at is not None:
-            walking.add_gathered(value, at, _kept(run, value))
+            walking.add_gathered(value, at, kept(run, value))
         else:
             walking.add_given(value)
     walking.add(*[_place(run, value) for value in code.stores])
@@ -155,10 +155,10 @@ def _steps(run: TypeRun) -> Iterator[tuple[Sequence[Action], tuple[Any, ...]]]:
 
 
 def _gathering(run: TypeRun, at: ReadIndex, value: Value, by_address: bool) -> Gathering:
-    return Gathering(run, at, value, _kept(run, value), by_address)
+    return Gathering(run, at, value, kept(run, value), by_address)
 
 
-def _kept(run: TypeRun, value: Value) -> bool:
+def kept(run: TypeRun, value: Value) -> bool:
     """Whether what is gathered is read again, by a later piece or in backward."""
     return any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
 

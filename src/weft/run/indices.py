@@ -158,7 +158,7 @@ class Indices:
 
     def rows(self, type: int) -> Tensor | None:
         """Feed rows of a type's rows; None where they are simply the first ones: 0, 1, 2, ..."""
-        return self._once(("rows", type), lambda: self._feed_rows(type))
+        return self.once(("rows", type), lambda: self._feed_rows(type))
 
     def _feed_rows(self, type: int) -> Tensor | None:
         nodes, feed = self.plan.rows[type], self.plan.program.feed
@@ -174,10 +174,10 @@ class Indices:
                 return None
             return self.tensor(nodes)
 
-        return self._once(("nodes", type), make)
+        return self.once(("nodes", type), make)
 
     def row_of_node(self) -> Tensor:
-        return self._once("row of node", lambda: self.tensor(self.plan.row))
+        return self.once("row of node", lambda: self.tensor(self.plan.row))
 
     def step_cuts(self, type: int) -> Cuts:
         """The rows of each step of a type."""
@@ -186,7 +186,7 @@ class Indices:
             lo, hi = self.plan.type_steps(type)
             return Cuts((hi - lo).tolist())
 
-        return self._once(("cuts", type), make)
+        return self.once(("cuts", type), make)
 
     def edge_cuts(self, read: Read) -> Cuts:
         """The edges of each step of a type."""
@@ -196,7 +196,7 @@ class Indices:
             lo, hi = self.plan.type_steps(read.type)
             return Cuts((read.offsets[hi] - read.offsets[lo]).tolist())
 
-        return self._once(("edge cuts", read.type, read.port), make)
+        return self.once(("edge cuts", read.type, read.port), make)
 
     def seg(self, read: Read) -> tuple[Tensor, Tensor, Cut, Cut]:
         """Which row each edge belongs to, and segment bounds: over all rows, and for each step counted from its start."""
@@ -211,7 +211,7 @@ class Indices:
             segs = Cut(as_tensor(inside, self.device), Cuts(np.diff(edge_cuts).tolist()))
             return as_tensor(whole, self.device), self.tensor(read.offsets), segs, self.bounds(read, lo, hi)
 
-        return self._once(("seg", read.type, read.port), make)
+        return self.once(("seg", read.type, read.port), make)
 
     def bounds(self, read: Read, lo: np.ndarray, hi: np.ndarray) -> Cut:
         assert read.offsets is not None
@@ -223,11 +223,11 @@ class Indices:
         return Cut(as_tensor(relative.astype(np.int32), self.device), Cuts((sizes + 1).tolist()))
 
     def read(self, read: Read) -> ReadIndex:
-        return self._once(("read", read.type, read.port), lambda: ReadIndex(read, self))
+        return self.once(("read", read.type, read.port), lambda: ReadIndex(read, self))
 
     def owners(self, read: Read) -> Tensor:
         """Which row each edge belongs to."""
-        return self._once(("owners", read.type, read.port), lambda: self.tensor(owners(self.plan, read)))
+        return self.once(("owners", read.type, read.port), lambda: self.tensor(owners(self.plan, read)))
 
     def class_rows(self, type: int, output: int) -> tuple[int, int] | Tensor:
         """Where a type's rows are in their class: one range, or an index."""
@@ -238,11 +238,11 @@ class Indices:
                 return int(rows[0]), int(rows[-1]) + 1
             return self.tensor(rows)
 
-        return self._once(("class rows", type, output), make)
+        return self.once(("class rows", type, output), make)
 
     def class_starts(self, type: int, output: int) -> Numbers:
         """The first class row that each step of a type writes."""
-        return self._once(
+        return self.once(
             ("class starts", type, output),
             lambda: Numbers(self.plan.class_row[type, output][self.plan.type_steps(type)[0]].tolist()),
         )
@@ -252,13 +252,13 @@ class Indices:
             back = returns(self.plan).get((type, port, group))
             return None if back is None else BackIndex(back, self)
 
-        return self._once(("back", type, port, group), make)
+        return self.once(("back", type, port, group), make)
 
     def kept(self, key: object, make: Callable[[], np.ndarray]) -> Tensor:
         """An array that others make from the plan."""
-        return self._once(key, lambda: as_tensor(make(), self.device))
+        return self.once(key, lambda: as_tensor(make(), self.device))
 
-    def _once(self, key: object, make: Callable[[], T]) -> T:
+    def once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self._kept:
             self._kept[key] = make()
         return cast(T, self._kept[key])

@@ -15,22 +15,25 @@ from weft.run.code import CellCode
 from weft.run.indices import Indices
 from weft.run.typerun import Arenas
 
+Where = tuple[tuple[int, int | None], ...]
+"""Types, and of each the output whose class rows count; None: its rows, behind those of the types before."""
+
 
 def in_order(
     indices: Indices, codes: Mapping[int, CellCode], arenas: Arenas, names: list[Name], parts: list[tuple[int, Tensor]]
 ) -> Tensor:
-    """An output's rows of several types, together all nodes: out of one arena, if all of them lie there.
-
-    `names` is what each type calls the output.
-    """
-    found = [_exchanged(codes[t], name) for (t, _), name in zip(parts, names, strict=True)]
-    homes = {
-        None if one is None else (indices.plan.class_of[t, one[0]], one[1]) for (t, _), one in zip(parts, found, strict=True)
-    }
-    (home,) = homes if len(homes) == 1 else (None,)
+    """An output's rows of several types, together all nodes. `names` is what each type calls the output."""
+    home, where = home_of(indices.plan, [(t, codes[t], name) for (t, _), name in zip(parts, names, strict=True)])
     rows = torch.cat([part for _, part in parts]) if home is None else arenas[home]
-    where = tuple((t, None if home is None or one is None else one[0]) for (t, _), one in zip(parts, found, strict=True))
-    return rows.index_select(0, indices.kept(("order", where), lambda: _places(indices.plan, where)))
+    return rows.index_select(0, indices.kept(("order", where), lambda: places(indices.plan, where)))
+
+
+def home_of(plan: Plan, given: list[tuple[int, CellCode, Name]]) -> tuple[tuple[int, Name] | None, Where]:
+    """The arena that all rows of an output lie in, if there is one, and where the rows of each type are then."""
+    found = [(t, _exchanged(code, name)) for t, code, name in given]
+    homes = {None if one is None else (plan.class_of[t, one[0]], one[1]) for t, one in found}
+    (home,) = homes if len(homes) == 1 else (None,)
+    return home, tuple((t, None if home is None or one is None else one[0]) for t, one in found)
 
 
 def _exchanged(code: CellCode, name: Name) -> Name | None:
@@ -39,7 +42,7 @@ def _exchanged(code: CellCode, name: Name) -> Name | None:
     return names[0] if names else None
 
 
-def _places(plan: Plan, where: tuple[tuple[int, int | None], ...]) -> Ints:
+def places(plan: Plan, where: Where) -> Ints:
     """For each node the class row of its type's output or, without one, the row of the types one behind the other."""
     place = np.empty(plan.program.num_nodes, dtype=np.int32)
     start = 0

@@ -20,6 +20,9 @@ from weft.run.spare import empty
 
 Arenas = dict[tuple[int, Name], Tensor]
 
+MANY_STEPS = 8
+"""From so many steps of some rows on, a copy of a turned weight pays."""
+
 
 class TypeRun:
     """A type's rows in one call. `store` maps values (by name) to tensors over all rows."""
@@ -137,10 +140,10 @@ class TypeRun:
     def _turned(self, value: Value) -> Tensor:
         """A transposed weight, as it is or copied.
 
-        CPU libraries multiply some rows with a contiguous matrix faster, which pays for the copy after eight such steps.
+        CPU libraries multiply some rows with a contiguous matrix faster, which pays for the copy after some such steps.
         """
         whole = self.whole(value)
-        if whole.device.type != "cpu" or self.cuts.narrow < 8:
+        if whole.device.type != "cpu" or self.cuts.narrow < MANY_STEPS:
             return whole
         return self.fresh(whole.shape, whole.dtype, whole.device).copy_(whole)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -62,9 +63,13 @@ class Walk:
         """Whether one thread does steps of at most so many rows."""
         return rows * self.numbers < WORTH or torch.get_num_threads() == 1
 
-    def run(self, lines: int, first: int, last: int, scratch: Tensor, most: tuple[int, int]) -> None:
+    def run(self, lines: array[int], first: int, last: int, scratch: Tensor, most: tuple[int, int]) -> None:
         """Do the steps from `first` to before `last`; backwards if the last comes first."""
-        self.function(first, last, lines, self.product, scratch.data_ptr(), *most)
+        self.function(first, last, lines.buffer_info()[0], self.product, scratch.data_ptr(), *most)
+
+    def go(self, lines: Iterable[int], steps: int, scratch: Tensor, rows: int, edges: int) -> None:
+        """Do all steps, of at most so many rows and edges."""
+        self.run(array("q", lines), 0, steps, scratch, (rows, edges))
 
 
 @cache

@@ -92,7 +92,7 @@ class Walking:
 
     def go(self, first: int, last: int, walk: Walk | None = None) -> None:
         """Do the steps from `first` to before `last`; backwards if the last comes first. `walk`: one with less to do."""
-        (walk or self.walk).run(self.packed.buffer_info()[0], first, last, self.scratch, self.most)
+        (walk or self.walk).run(self.packed, first, last, self.scratch, self.most)
 
 
 def as_addresses(cut: Cut | None) -> Addresses:
@@ -149,7 +149,7 @@ def run_piece(run: TypeRun, code: Code, places: Mapping[str, Tensor]) -> None:
     packed = array("q", [number for line in lines for number in line])
     most = run.rows, run.edges
     scratch = run.code.spare.take((walk.room(*most),), walk.dtype)
-    walk.run(packed.buffer_info()[0], 0, 1, scratch, most)
+    walk.run(packed, 0, 1, scratch, most)
     run.code.spare.give_back([scratch], ())
     for value, base in walk.views:
         run.store[value.name] = run.whole(base).t()

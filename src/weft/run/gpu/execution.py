@@ -111,16 +111,6 @@ class GpuExecution(Execution):
         finally:
             self.given_tensors = ()
 
-    def input_numbers(self) -> dict[Any, int]:
-        """Which of the call's tensors each fed or captured input of a type is."""
-        found: dict[Any, int] = {}
-        for t in self.types:
-            for name in self.call.cells[t].trace.tape.inputs:
-                at = self._input(t, name) if name[0] in ("capture", "feed") else None
-                if at is not None:
-                    found[t, name] = at
-        return found
-
     def _known(self, *key: Any) -> list[Recipe | None]:
         return self.codes.recipes.setdefault((*key, torch.get_float32_matmul_precision()), [])
 

@@ -22,8 +22,6 @@ from weft.run.wanted import Wanted
 if TYPE_CHECKING:
     from weft.run.gpu.execution import GpuExecution
 
-PARAMETERS = "tensors, records, device, stream"
-
 
 @dataclass(frozen=True, eq=False)
 class Saved:
@@ -37,6 +35,8 @@ class Saved:
 
 class ForwardText:
     """Writes the recipe of a forward pass that was just done."""
+
+    parameters = "tensors, records, device, stream"
 
     def __init__(self, execution: GpuExecution) -> None:
         self.execution, self.plan = execution, execution.plan
@@ -58,7 +58,7 @@ class ForwardText:
         outputs = [self._rows(wanted) for wanted in self.execution.call.wanted]
         names, saved = self._saved()
         text = f"[{', '.join(outputs)}], ({', '.join(saved)}{',' * (len(saved) == 1)})"
-        return self.writer.recipe(PARAMETERS, text, Saved(names, list(self.arenas), self.seen))
+        return self.writer.recipe(self.parameters, text, Saved(names, list(self.arenas), self.seen))
 
     def _make_arenas(self) -> None:
         for (number, key), arena in self.execution.arenas.items():
