@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import is_, itemgetter
+from itertools import chain
+from operator import call, is_, itemgetter
 from typing import Any
 
 import torch
@@ -241,22 +242,21 @@ class Guards:
                 by_dict.setdefault(id(container), (container, []))[1].append(key)
             else:
                 self.others.append(((container, key), fetch((container, key))))
-        self.sizes = [(container, len(container)) for container in surroundings.sizes]
-        self.dicts: list[tuple[Callable[[Any], Any], dict[Any, Any], tuple[Any, ...]]] = []
-        for container, keys in by_dict.values():
-            get = itemgetter(*keys, keys[0])  # at least two keys, so that the answer is always a tuple
-            self.dicts.append((get, container, get(container)))
+        self.sized, self.sizes = surroundings.sizes, list(map(len, surroundings.sizes))
+        self.containers = [container for container, _ in by_dict.values()]
+        # At least two keys, so that the answer is always a tuple.
+        self.getters: list[Callable[[Any], Any]] = [itemgetter(*keys, keys[0]) for _, keys in by_dict.values()]
+        self.expected = list(chain.from_iterable(map(call, self.getters, self.containers)))
 
     def hold(self) -> bool:
         try:
-            for get, container, expected in self.dicts:
-                now = get(container)
-                if not all(map(is_, now, expected)) and not _same(now, expected):
-                    return False
-            for sized, size in self.sizes:
-                if len(sized) != size:
+            if not all(map(is_, chain.from_iterable(map(call, self.getters, self.containers)), self.expected)):
+                now = chain.from_iterable(map(call, self.getters, self.containers))
+                if not all(map(_same, now, self.expected)):
                     return False
         except KeyError:
+            return False
+        if list(map(len, self.sized)) != self.sizes:
             return False
         return all(_same(fetch(place), expected) for place, expected in self.others)
 
