@@ -168,10 +168,10 @@ def _stored(run: TypeRun, value: Value, by_address: bool) -> Column:
     place = _place(run, value)
     if by_address:
         return place
-    if value.name in run.store:
-        return run.column(value)
-    assert isinstance(place, Addresses)
-    return Rows(place.tensor, place.starts, run.cuts.sizes)
+    if value.name in run.in_class:
+        assert isinstance(place, Addresses)
+        return Rows(place.tensor, place.starts, run.cuts.sizes)
+    return run.column(value)
 
 
 def _place(run: TypeRun, value: Value) -> Countable:
