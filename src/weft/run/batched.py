@@ -27,6 +27,7 @@ _autograd: Any = torch._C._autograd
 
 KEPT_CODES = 64
 """How many sets of compiled cells are remembered: training, inference, other outputs, other shapes of plans."""
+MOST_RECENT = 4
 
 
 def run_batched(call: Call) -> list[Tensor]:
@@ -92,6 +93,19 @@ class Execution:
             self.indices.bring(self.training, tables if call.backend == "triton" else ())
 
     def _kind(self) -> tuple[dict[int, bool], Codes]:
+        """As the last calls had it, if one of them was of the same kind: comparing is faster than looking up."""
+        call, plan = self.call, self.plan
+        wanted = [(one.name, *one.types(plan)) for one in call.wanted]
+        now = (call.backend, call.recompute, call.device, self.needs, self.place, wanted, [*call.feeds], call.cells, plan.shape)
+        recent: list[tuple[Any, dict[int, bool], Codes]] = call.cells[self.types[0]].recent if self.types else []
+        for known, learns, codes in recent:
+            if known == now:
+                return learns, codes
+        learns, codes = self._find_kind()
+        recent[:] = [(now, learns, codes), *recent][:MOST_RECENT]
+        return learns, codes
+
+    def _find_kind(self) -> tuple[dict[int, bool], Codes]:
         """Which types learn, and the compiled cells: the same for all plans of one shape."""
         self.learns = self._learning_types()
         return self.learns, self._kept_codes()

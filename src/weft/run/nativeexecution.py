@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.run.batched import Execution
 from weft.run.gpu.recipe import NoRecipe, Recipe
+from weft.run.gpu.recipeforward import Saved
 from weft.run.nativerecipe import NativeForwardText
 from weft.run.walking import watched
 
@@ -43,7 +44,8 @@ class NativeExecution(Execution):
         if self.recipe is None:
             return super().pack()
         kept, self.kept = list(self.kept), ()
-        self.saved, self.saved_arenas = self.recipe.about
+        about: Saved = self.recipe.about
+        self.saved, self.saved_arenas = about.names, about.arenas
         self.forget()
         return kept
 

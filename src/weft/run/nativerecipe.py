@@ -212,6 +212,7 @@ class NativeForwardText(ForwardText):
         self.plan = execution.plan
         self.writer = NativeWriter(execution.indices)
         self.arenas = {}
+        self.seen = False
         inputs = execution.input_numbers()
         self.types = {t: NativeTypeText(self.writer, run, self.arenas, inputs) for t, run in execution.runs.items()}
 

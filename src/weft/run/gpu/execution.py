@@ -10,7 +10,6 @@ from torch import Tensor
 
 from weft.run.backward import Backward
 from weft.run.batched import Execution
-from weft.run.code import Codes
 from weft.run.gpu.launch import current_stream
 from weft.run.gpu.recipe import NoRecipe, Recipe
 from weft.run.gpu.recipeback import BackText
@@ -21,8 +20,6 @@ _autograd: Any = torch._C._autograd
 
 MOST_RECIPES = 8
 """For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
-
-MOST_RECENT = 4
 
 
 class GpuExecution(Execution):
@@ -39,19 +36,6 @@ class GpuExecution(Execution):
     def first_feed(self) -> int:
         """The call's tensors are those that cells capture, and from here on what is fed."""
         return self.first_edge - len(self.call.feeds)
-
-    def _kind(self) -> tuple[dict[int, bool], Codes]:
-        """As the last calls had it, if one of them was of the same kind: comparing is faster than looking up."""
-        call, plan = self.call, self.plan
-        wanted = [(one.name, *one.types(plan)) for one in call.wanted]
-        now = (call.recompute, call.device, self.needs, self.place, wanted, [*call.feeds], call.cells, plan.shape)
-        recent: list[tuple[Any, dict[int, bool], Codes]] = call.cells[self.types[0]].recent if self.types else []
-        for known, learns, codes in recent:
-            if known == now:
-                return learns, codes
-        learns, codes = super()._kind()
-        recent[:] = [(now, learns, codes), *recent][:MOST_RECENT]
-        return learns, codes
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
