@@ -36,7 +36,9 @@ class NativeExecution(Execution):
                 known.append(self._written())
             return outputs
         made: list[Tensor]
-        made, self.kept = self.recipe.run(self._facts(self.recipe), tensors, self.records, self.call.device, self._borrow)
+        parts = [None if wanted.nodes is None else wanted.parts(self.plan) for wanted in self.call.wanted]
+        facts, device = self._facts(self.recipe), self.call.device
+        made, self.kept = self.recipe.run(facts, tensors, self.records, device, self._borrow, parts)
         self._note_borrowed(made)
         return made
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Read
@@ -17,6 +21,8 @@ from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
 from weft.run.typerun import MANY_STEPS, TypeRun
 from weft.run.walk import Walk, dense
+from weft.run.walking import in_runs
+from weft.run.wanted import Wanted
 
 if TYPE_CHECKING:
     from weft.run.nativeexecution import NativeExecution
@@ -53,7 +59,7 @@ class NativeTypeText(TypeText):
             lines.append(f"{place}.data_ptr(), {CONSTANT}")
         bounds = "0" if self.bag is None else f"{self.bounds(self.bag)}.data_ptr()"
         lines += [f"{number}, {CONSTANT}" for number in (self.n, self.e, bounds)]
-        self._call(walk, lines, "1", self.n, self.e)
+        self.writer.say(f"{self.writer.bind(go)}(1, {self._call(walk, lines, self.n, self.e)})")
         for value, base in walk.views:
             self.store[value.name] = self.writer.let(f"{self.whole(base)}.t()")
 
@@ -66,12 +72,11 @@ class NativeTypeText(TypeText):
 
         return self.writer.ask(("alone", type, walk.numbers), question)
 
-    def _call(self, walk: Walk, lines: list[str], steps: str, rows: str, edges: str) -> None:
-        writer = self.writer
-        scratch = writer.let(f"fresh(({writer.bind(walk.room)}({rows}, {edges}),), {walk.dtype}, device)")
-        # One line, so that every variable lives until the function is done.
-        numbers = f"({', '.join(lines)})"
-        writer.say(f"{writer.bind(walk.go, 'walk')}({numbers}, {steps}, {scratch}, {rows}, {edges})")
+    def _call(self, walk: Walk, lines: list[str], rows: str, edges: str) -> str:
+        """The arguments of a walk. They belong in one line, so that every variable lives until the function is done."""
+        room = self.writer.bind(walk.room)
+        scratch = self.writer.let(f"fresh(({room}({rows}, {edges}),), {walk.dtype}, device)")
+        return f"{self.writer.bind(walk.run, 'walk')}, ({', '.join(lines)}), {scratch}, ({rows}, {edges})"
 
     def _given(self, value: Value, walk: Walk, turn: bool = False) -> list[str]:
         """The lines of a value that exists for all rows."""
@@ -97,8 +102,8 @@ class NativeTypeText(TypeText):
 
     # Sweeps.
 
-    def sweep(self, code: Code) -> None:
-        """All steps of this type, as one call."""
+    def sweep(self, code: Code) -> str:
+        """The arguments of the walk over this type's steps."""
         walk: Walk = code.walk
         lines: list[str] = []
         for value in code.takes:
@@ -113,8 +118,10 @@ class NativeTypeText(TypeText):
             edges = self.fact("edge sizes", lambda indices, read: indices.edge_cuts(read).sizes.address, self.bag)
             most_e = self.fact("most edges", lambda indices, read: indices.edge_cuts(read).most, self.bag)
             lines += [f"0, 1, {edges}", self._column(lambda indices, read: indices.seg(read)[3], "seg bounds", self.bag, 4)]
-        steps, most = self._cuts("steps", len), self._cuts("most", lambda cuts: cuts.most)
-        self._call(walk, lines, steps, most, most_e)
+        return self._call(walk, lines, self._cuts("most", lambda cuts: cuts.most), most_e)
+
+    def steps(self) -> str:
+        return self._cuts("steps", len)
 
     def _cuts(self, what: str, of: Any) -> str:
         type = self.type
@@ -205,7 +212,7 @@ def _apart(tensor: torch.Tensor) -> int:
 class NativeForwardText(ForwardText):
     """Writes the recipe of a forward pass that was just done on a CPU."""
 
-    parameters = "tensors, records, device, fresh"
+    parameters = "tensors, records, device, fresh, parts"
 
     def __init__(self, execution: NativeExecution) -> None:
         self.execution: Any = execution
@@ -217,16 +224,40 @@ class NativeForwardText(ForwardText):
         self.types = {t: NativeTypeText(self.writer, run, self.arenas, inputs) for t, run in execution.runs.items()}
 
     def _sweep(self, number: int, group: Group) -> None:
-        members = [t for t in group.types if "during" in self.types[t].code.codes]
-        if len(members) != 1 or self.types[members[0]].code.codes["during"].walk is None:
-            raise NoRecipe("steps that run one by one")
-        text = self.types[members[0]]
-        walk, type = text.code.codes["during"].walk, text.type
-        alone = self.writer.ask(("alone in steps", type), lambda indices: walk.alone(indices.step_cuts(type).most))
-        if not alone:
-            raise NoRecipe("steps that several threads share")
-        assert isinstance(text, NativeTypeText)
-        text.sweep(text.code.codes["during"])
+        members = [text for t, text in self.types.items() if t in group.types and "during" in text.code.codes]
+        for text in members:
+            walk, type = text.code.codes["during"].walk, text.type
+            if walk is None or not self.writer.ask(("alone in steps", type), partial(_alone_in_steps, walk, type)):
+                raise NoRecipe("steps that run one by one")
+        calls = [text.sweep(text.code.codes["during"]) for text in members if isinstance(text, NativeTypeText)]
+        if len(members) == 1 and isinstance(members[0], NativeTypeText):
+            self.writer.say(f"{self.writer.bind(go)}({members[0].steps()}, {calls[0]})")
+            return
+        types = [text.type for text in members]
+        runs = self.writer.fact(("runs", number), partial(_runs, number, types))
+        self.writer.say(f"{self.writer.bind(go_in_turns)}({runs}, {', '.join(f'({call})' for call in calls)})")
+
+    def _rows(self, wanted: Wanted) -> str:
+        if wanted.nodes is None:
+            return super()._rows(wanted)
+        number = next(i for i, one in enumerate(self.execution.call.wanted) if one is wanted)
+        sources = []
+        for t in wanted.types(self.plan):
+            text = self.types[t]
+            name = self.execution.call.cells[t].own_name(wanted.name)
+            value = text.code.split.outputs.get(name)
+            if value is None or value.row_dim != 0:
+                raise NoRecipe("a result that some nodes do not have")
+            sources.append(f"{t}: {self._source(text, name, value)}")
+        return self.writer.let(f"{self.writer.bind(pick)}(parts[{number}], {{{', '.join(sources)}}})")
+
+    def _source(self, text: TypeText, name: Any, value: Value) -> str:
+        """Where the rows of a type's output are, and their places there."""
+        if name not in text.code.role.exchanged:
+            return f"({text.whole(value)}, None)"
+        type, (output, key) = text.type, name
+        places = self.writer.fact(("places", type, output), lambda indices: indices.plan.class_row[type, output])
+        return f"({self.arenas[self.plan.class_of[type, output], key]}, {places})"
 
     def _of_many(self, given: list[tuple[TypeText, Any]]) -> str:
         """Rows of several types in the order of nodes: out of one arena, if all of them lie there."""
@@ -242,3 +273,43 @@ class NativeForwardText(ForwardText):
             ("order", where), lambda indices: indices.kept(("order", where), lambda: places(indices.plan, where))
         )
         return self.writer.let(f"{rows}.index_select(0, {order})")
+
+
+def _alone_in_steps(walk: Walk, type: int, indices: Indices) -> bool:
+    return walk.alone(indices.step_cuts(type).most)
+
+
+def _runs(number: int, types: list[int], indices: Indices) -> list[tuple[int, int]]:
+    """Which of some types run in turn, and how many steps of each."""
+    steps = indices.plan.groups[number].step_type.tolist()
+    return [(types.index(type), many) for type, many in in_runs(steps) if type in types]
+
+
+def go(steps: int, run: Any, lines: Sequence[int], scratch: Tensor, most: tuple[int, int]) -> None:
+    """All steps of one type."""
+    run(array("q", lines), 0, steps, scratch, most)
+
+
+def go_in_turns(runs: Sequence[tuple[int, int]], *members: Any) -> None:
+    """The steps of several types as they follow each other."""
+    ready = [(run, array("q", lines), scratch, most) for run, lines, scratch, most in members]
+    done = [0] * len(ready)
+    for number, many in runs:
+        run, lines, scratch, most = ready[number]
+        run(lines, done[number], done[number] + many, scratch, most)
+        done[number] += many
+
+
+def pick(parts: Sequence[tuple[int, Any, Any]], sources: Mapping[int, tuple[Tensor, Any]]) -> Tensor:
+    """The rows of some nodes: of each type where in the result, and which of its rows."""
+    found = []
+    for t, at, rows in parts:
+        tensor, places = sources[t]
+        found.append((at, tensor.index_select(0, torch.from_numpy(rows if places is None else places[rows]))))
+    if len(found) == 1:
+        return found[0][1]
+    first = found[0][1]
+    out = first.new_empty((sum(len(part) for _, part in found), *first.shape[1:]))
+    for at, part in found:
+        out[torch.from_numpy(at)] = part
+    return out

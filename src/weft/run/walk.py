@@ -67,10 +67,6 @@ class Walk:
         """Do the steps from `first` to before `last`; backwards if the last comes first."""
         self.function(first, last, lines.buffer_info()[0], self.product, scratch.data_ptr(), *most)
 
-    def go(self, lines: Iterable[int], steps: int, scratch: Tensor, rows: int, edges: int) -> None:
-        """Do all steps, of at most so many rows and edges."""
-        self.run(array("q", lines), 0, steps, scratch, (rows, edges))
-
 
 @cache
 def _library_product(dtype: torch.dtype) -> int | None:
