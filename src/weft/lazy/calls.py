@@ -54,13 +54,7 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         found = short(tape, (func, *kwargs), (*args, *kwargs.values()), frame)
     if found is not MISS:
         return found
-    key: list[Any] = [func]
-    refs: list[int] = []
-    feeds: list[Any] = []
-    walk(tape, args, key, refs, feeds)
-    if kwargs:
-        walk_keywords(tape, kwargs, key, refs, feeds)
-    place = (id(frame.f_code), frame.f_lasti) if tape.sites else (0, 0)
+    key, refs, feeds, place = looked_up(tape, [func], args, kwargs, frame)
     entry = tape.calls.get((*key, *place))
     if entry is None:
         try:
@@ -74,6 +68,18 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         if name is not None and entry.single is not None and not feeds:
             _remember(tape, name, args, entry, frame)
     return finish(tape, entry, refs, feeds)
+
+
+def looked_up(
+    tape: Tape, key: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+) -> tuple[list[Any], list[int], list[Any], tuple[int, int]]:
+    """The key of a call, which begins with what is called; the references and data in it; and the place in the code."""
+    refs: list[int] = []
+    feeds: list[Any] = []
+    walk(tape, args, key, refs, feeds)
+    if kwargs:
+        walk_keywords(tape, kwargs, key, refs, feeds)
+    return key, refs, feeds, (id(frame.f_code), frame.f_lasti) if tape.sites else (0, 0)
 
 
 def finish(tape: Tape, entry: Entry, refs: list[int], feeds: list[Any]) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from weft.errors import TraceError
-from weft.lazy.calls import BY_IDENTITY, finish, new_entry, walk, walk_keywords
+from weft.lazy.calls import BY_IDENTITY, finish, looked_up, new_entry
 from weft.lazy.constants import Constant
 from weft.lazy.identity import Frozen, closed_over, frozen, identity
 from weft.lazy.quick import Quick, quick_call, remember, short
@@ -91,13 +91,8 @@ def record_owned(
         found = short(tape, head, args, frame)
         if found is not MISS:
             return found
-    key: list[Any] = [BY_IDENTITY, id(func) if head is func else head, module is not None and module.training]
-    refs: list[int] = []
-    feeds: list[Any] = []
-    walk(tape, args, key, refs, feeds)
-    if kwargs:
-        walk_keywords(tape, kwargs, key, refs, feeds)
-    place = (id(frame.f_code), frame.f_lasti) if tape.sites else (0, 0)
+    called = [BY_IDENTITY, id(func) if head is func else head, module is not None and module.training]
+    key, refs, feeds, place = looked_up(tape, called, args, kwargs, frame)
     entry = tape.calls.get((*key, *place))
     if entry is None:
         name = type(func).__name__ if module is not None else getattr(func, "__qualname__", type(func).__name__)
