@@ -96,9 +96,7 @@ class NativeTypeText(TypeText):
     def _dense(self, value: Value) -> str:
         """The variable of a value, copied if its memory is not contiguous."""
         name = self.whole(value)
-        if not self.run.whole(value).is_contiguous():
-            name = self.store[value.name] = self.writer.let(f"{name}.contiguous()")
-        return name
+        return name if self.run.whole(value).is_contiguous() else self.writer.let(f"{name}.contiguous()")
 
     # Sweeps.
 
