@@ -243,6 +243,26 @@ def test_errors_of_the_users_own_code_keep_their_type() -> None:
     assert caught.value.__notes__ == ["Record[a]/Map[0]/Pipe[0]/<wb.InputTransform broken>: in example 1 at .a[0]"]
 
 
+class OnDisk:
+    """Data that cannot be read."""
+
+    def __iter__(self) -> Any:
+        raise OSError("gone")
+
+    def __getitem__(self, key: Any) -> Any:
+        raise OSError("gone")
+
+    def __len__(self) -> int:
+        raise OSError("gone")
+
+
+@pytest.mark.parametrize("block", [wb.Map(wb.Scalar()), wb.GetItem("a"), wb.Record({"a": wb.Scalar()}), wb.Length()])
+def test_errors_of_the_data_keep_their_type(block: wb.Block) -> None:
+    with pytest.raises(OSError, match="gone") as caught:
+        block.eval_one(OnDisk())
+    assert caught.value.__notes__ == [f"{block!r}: in example 0"]
+
+
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_errors_while_computing_name_the_block_and_the_example(backend: str) -> None:
     net = wb.compile(wb.Scalar("int64") >> wb.Embedding(3, 2, mod_inputs=False), backend=backend)

@@ -240,7 +240,8 @@ class Attend(Block):
         return out
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
+        query, _ = self._sequence()
+        return not_iterable(value if query is None else value[1])
 
     def _labels(self) -> Any:
         yield from zip(("score", "value"), self.subblocks, strict=False)

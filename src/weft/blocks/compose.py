@@ -160,7 +160,7 @@ class Record(Block):
         return merged(e, tuple(found), self._known("output"))
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return missing(error, value, self._keys)
+        return missing(value, self._keys)
 
     def _item_position(self, key: Any) -> Any:
         return self._keys.index(key) if key in self._keys else key
@@ -189,8 +189,8 @@ def literal(e: Emitter, key: Any) -> str:
     return repr(key) if isinstance(key, str | int) and type(key) in (str, int) else e.object(key)
 
 
-def missing(error: Exception, value: Any, keys: list[Any]) -> Exception:
-    """What a failed `value[key]` means."""
+def missing(value: Any, keys: list[Any]) -> Exception | None:
+    """What a failed `value[key]` means; None where it is an error of the user's own."""
     for key in keys:
         try:
             value[key]
@@ -198,10 +198,13 @@ def missing(error: Exception, value: Any, keys: list[Any]) -> Exception:
             shown = ", ".join(map(repr, list(value)[:8])) if hasattr(value, "__iter__") else "none"
             return MissingKey(f"expected the key {key!r}, found {shown or 'none'}")
         except IndexError:
-            return MissingIndex(f"expected an item {key!r}, found {len(value)} items")
-        except Exception:
+            found = f"{len(value)} items" if hasattr(value, "__len__") else "none"
+            return MissingIndex(f"expected an item {key!r}, found {found}")
+        except TypeError:
             return TypeMismatch(f"expected something with an item {key!r}, got {brief(value)}")
-    return error
+        except Exception:
+            return None
+    return None
 
 
 class AllOf(Block):

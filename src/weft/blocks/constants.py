@@ -255,4 +255,6 @@ class Length(Block):
         return Constant(e.let(f"len({e.listed(x, self._known('input'))})"), type, spec_of(type))
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
+        if not isinstance(error, TypeError):
+            return None
         return TypeMismatch(f"expected something that has a length, got {brief(value)}")

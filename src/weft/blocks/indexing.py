@@ -85,7 +85,7 @@ class Zip(Block):
         return e.let(f"list(zip({', '.join(rows)}))")
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
+        return next(filter(None, map(not_iterable, (value, *value))), None) if isinstance(value, tuple) else not_iterable(value)
 
 
 def ZipWith(elem_block: Any, *, name: str | None = None) -> Block:
@@ -130,7 +130,7 @@ class NGrams(Block):
         return e.let(found, x.place if isinstance(self.output_type, PyObjectType) else "''")
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
+        return not_iterable(value)
 
 
 class Nth(Block):
@@ -168,7 +168,7 @@ class Nth(Block):
         if isinstance(error, WeftError):
             return error
         sequence, index = value
-        return missing(error, sequence, [index])
+        return missing(sequence, [index])
 
 
 def _whole_number(x: Any) -> int:
@@ -223,7 +223,7 @@ class GetItem(Block):
         return found if isinstance(given, PyObjectType) else e.unpack(found, self._known("output"))
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return missing(error, value, [self._key])
+        return missing(value, [self._key])
 
 
 def Slice(

@@ -29,8 +29,13 @@ def items_of(block: Block, type: ResultType, endless: bool = False, objects: boo
     return element_of(type)
 
 
-def not_iterable(error: Exception, value: Any) -> Exception:
-    return TypeMismatch(f"expected something to loop over, got {brief(value)}")
+def not_iterable(value: Any) -> Exception | None:
+    """What a failed loop means; None where the value can be looped over, and the error is the user's own."""
+    try:
+        iter(value)
+    except TypeError:
+        return TypeMismatch(f"expected something to loop over, got {brief(value)}")
+    return None
 
 
 class Map(Block):
@@ -71,7 +76,7 @@ class Map(Block):
         return e.placed(out, x.place) if isinstance(self.output_type, PyObjectType) else out
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
+        return not_iterable(value)
 
 
 class Fold(Block):
@@ -120,7 +125,7 @@ class Fold(Block):
         return state
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
+        return not_iterable(value)
 
     def _labels(self) -> Any:
         yield from zip(("combine", "start"), self.subblocks, strict=False)
@@ -198,7 +203,7 @@ class RNN(Block):
         return out, state
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
+        return not_iterable(value[0] if self._from_input else value)
 
     def _labels(self) -> Any:
         yield from zip(("cell", "initial_state"), self.subblocks, strict=False)

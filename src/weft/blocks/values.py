@@ -55,7 +55,7 @@ class Filter(Block):
         return e.let(kept, x.place if isinstance(self.output_type, PyObjectType) else "''")
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return not_iterable(error, value)
+        return not_iterable(value)
 
 
 def check_truth(block: Block) -> None:
