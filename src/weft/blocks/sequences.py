@@ -35,6 +35,8 @@ def not_iterable(value: Any) -> Exception | None:
         iter(value)
     except TypeError:
         return TypeMismatch(f"expected something to loop over, got {brief(value)}")
+    except Exception:
+        return None
     return None
 
 
