@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from weft.graph.ports import port_of, slots_port
 from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
@@ -85,7 +87,7 @@ class TypeText:
             read = self.bag if self.bag is not None else next(p for p, read in self.ports.items() if read.kind == "sum")
             return self.writer.let(f"{self.bounds(read)}.diff().to({self.code.tape.inputs[name].dtype})")
         if name[0] == "seg":
-            return self.owners()
+            return self.writer.let(f"{self.owners()}.long()") if self._scatters() else self.owners()
         if name[0] == "filled":
             return self._filled(name[1])
         if name[0] == "feed":
@@ -93,6 +95,10 @@ class TypeText:
         if name[0] == "capture":
             return f"tensors[{self.inputs[self.type, name]}]"
         raise NoRecipe(f"an input of kind {name[0]}")
+
+    def _scatters(self) -> bool:
+        """Whether a maximum is taken over edges: torch scatters by long integers only."""
+        return any(value.target is torch.ops.aten.scatter_reduce.two for value in self.code.tape.values)
 
     def _gather(self, port: int, name: Any) -> str:
         read = self.ports[port]
