@@ -99,7 +99,7 @@ class GpuExecution(Execution):
         return self.codes.recipes.setdefault((*key, torch.get_float32_matmul_precision()), [])
 
     def _known_back(self, recipe: Recipe, grads: Sequence[Tensor | None]) -> list[Recipe | None]:
-        return self._known("backward", id(recipe), tuple([grad is None for grad in grads]))
+        return self._known("backward", id(recipe), bool(self.must), tuple([grad is None for grad in grads]))
 
     def _suiting(self, known: Sequence[Recipe | None]) -> Recipe | None:
         return next((one for one in known if one is not None and one.suits(self.indices)), None)
