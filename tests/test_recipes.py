@@ -181,3 +181,65 @@ def test_inference_goes_by_a_recipe_of_its_own(by_recipe: list[bool]) -> None:
     assert by_recipe == [False, True]
     assert torch.allclose(found[0], expected, atol=1e-5)
     assert torch.equal(found[0], found[1])
+
+
+class TreeNet(nn.Module):
+    """Plain code for one tree: nested pairs of word numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.join, self.out = nn.Embedding(7, 4), weft.cell(nn.Linear(8, 4)), nn.Linear(4, 2)
+
+    def encode(self, given: Any) -> Any:
+        if isinstance(given, int):
+            return self.embed(torch.tensor(given))
+        left, right = given
+        return self.join(torch.cat([self.encode(left), self.encode(right)])).tanh()
+
+    def forward(self, given: Any) -> Any:
+        return self.out(self.encode(given))
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_plain_code_goes_by_recipes_too(by_recipe: list[bool]) -> None:
+    torch.manual_seed(0)
+    model = TreeNet().double()
+    for examples in ([(1, 2), ((1, 3), 4), 5], [((0, 1), (2, 3)), (1, 1), 6], [(1, (2, (3, 4))), 0, (2, 2), (6, 5)]):
+        expected = weft.batched(model, backend="eager")(examples)
+        expected.square().sum().backward()
+        wanted = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        found = weft.batched(model, backend="triton")(examples)
+        found.square().sum().backward()
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(parameter.grad, wanted[name], rtol=0, atol=1e-12), name
+        model.zero_grad()
+    assert by_recipe[0] is False
+    assert any(by_recipe)
+
+
+class Converting(weft.VertexFunction):
+    """Numbers change their kind on the way."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": (3,)})
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, v: Any) -> None:
+        before = self.lin(v.gather(0)["h"]) + v.pull()
+        h = (before.float() * 0.1).double().tanh() + (before > 0.3).to(before.dtype) + before.bool().double()
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_numbers_that_change_their_kind_are_rounded_as_torch_does() -> None:
+    torch.manual_seed(0)
+    model, graph = Converting().double(), weft.Graph.batch([weft.Graph.chain(n) for n in (3, 5)])
+    x = torch.randn(8, 3, dtype=torch.float64)
+    x[2, 1] = 0
+    expected = results(model, graph, x, "eager")
+    for _ in range(2):
+        found = results(model, graph, x, "triton")
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12), name

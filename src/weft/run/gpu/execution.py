@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.batched import Execution
 from weft.run.gpu.launch import current_stream
@@ -41,12 +42,13 @@ class GpuExecution(Execution):
         known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
         device, self.recipe = self.call.device, self._suiting(known)
         if self.recipe is not None:
-            if self.call.graph and not self.training and device.type == "cuda":
+            everything = all(one.nodes is None for one in self.call.wanted)
+            if self.call.graph and everything and not self.training and device.type == "cuda":
                 found = replayed(self, self.recipe, tensors)
                 if found is not None:
                     return found
             facts, stream = self.recipe.facts(self.indices), current_stream(device)
-            outputs, self.kept = self.recipe.run(facts, tensors, self.records, device, stream)
+            outputs, self.kept = self.recipe.run(facts, tensors, self.chosen(), self.records, device, stream)
             return list(outputs)
         outputs = super().forward(tensors)
         if len(known) < MOST_RECIPES:
@@ -79,7 +81,7 @@ class GpuExecution(Execution):
             return super().backward(tensors, mine, grads)
         device = self.call.device
         facts, stream = found.facts(self.indices), current_stream(device)
-        results: list[Tensor | None] = found.run(facts, tensors, mine, grads, self.records, device, stream)
+        results: list[Tensor | None] = found.run(facts, tensors, self.chosen(), mine, grads, self.records, device, stream)
         return results
 
     def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
@@ -94,6 +96,10 @@ class GpuExecution(Execution):
             known.append(None)
         finally:
             self.given_tensors = ()
+
+    def chosen(self) -> list[Ints | None]:
+        """For each wanted output the rows asked for, where these are not all."""
+        return [None if one.nodes is None else self.plan.row[one.nodes] for one in self.call.wanted]
 
     def _known(self, *key: Any) -> list[Recipe | None]:
         return self.codes.recipes.setdefault((*key, torch.get_float32_matmul_precision()), [])

@@ -101,6 +101,13 @@ def has_formula(value: Value) -> bool:
     return not value.kwargs or (value.target in (aten._to_copy.default, aten.clone.default) and set(value.kwargs) <= _CONVERTS)
 
 
+def converted(text: str, dtype: torch.dtype | None) -> str:
+    """An expression as a number of another kind; those of 16 bits are only rounded."""
+    if dtype is torch.bool:
+        return f"({text}) != 0"
+    return text if dtype in HALVES or dtype is None else f"({text}).to({TYPES[dtype]})"
+
+
 def rounded(text: str, dtype: torch.dtype | None) -> str:
     """An expression as PyTorch would keep it."""
     return f"({text}).to({TYPES[dtype]}).to(tl.float32)" if dtype in HALVES else text

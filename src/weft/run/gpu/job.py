@@ -17,7 +17,7 @@ import torch
 
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Value
-from weft.run.gpu.formulas import FORMULAS, HALVES, JOINS, TYPES, has_formula, loaded, rounded
+from weft.run.gpu.formulas import FORMULAS, HALVES, JOINS, TYPES, converted, has_formula, loaded, rounded
 from weft.run.gpu.memory import Bag, Collected, Gathered, Memory, Returned
 from weft.run.gpu.norms import row_mean, row_rstd
 from weft.run.gpu.units import NotExpressible, Part, Units, tells
@@ -173,6 +173,8 @@ class Job:
         for unit in range(max(count, 1)):
             name = self.fresh_name()
             formula = FORMULAS[value.target](*(column[unit] for column in columns))
+            if value.target is aten._to_copy.default:
+                formula = converted(formula, value.dtype)
             self.say(f"{name} = {rounded(formula, value.dtype)}")
             found.append(name)
         return found

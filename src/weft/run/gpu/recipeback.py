@@ -24,6 +24,8 @@ from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.gpu.sweep import few_rows
 from weft.run.indices import BackIndex, Indices
+from weft.run.somerows import SomeRows
+from weft.run.wanted import Wanted
 
 if TYPE_CHECKING:
     from weft.run.gpu.execution import GpuExecution
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
 """Arguments of kernels that have to do with gradients of recurrent outputs."""
 
-PARAMETERS = "tensors, saved, grads, records, device, stream"
+PARAMETERS = "tensors, chosen, saved, grads, records, device, stream"
 
 
 @dataclass(eq=False)
@@ -99,11 +101,21 @@ class BackText:
         """Gradients of the wanted outputs, by type and output."""
         cells = self.execution.call.cells
         for i, (wanted, grad) in enumerate(zip(self.execution.call.wanted, self.grads, strict=True)):
+            if wanted.nodes is not None and grad is not None:
+                self._give_some(i, wanted)
+                continue
             for t, text in self.types.items() if grad is not None else ():
                 name = cells[t].own_name(wanted.name)
                 if name not in text.code.split.outputs:
                     continue
                 self.given.setdefault((t, name), []).append(Taken(f"grads[{i}]", None if text.all_nodes() else text.nodes()))
+
+    def _give_some(self, at: int, wanted: Wanted) -> None:
+        """Gradients of some rows of one type; the others' are zeros."""
+        (t,) = wanted.types(self.plan)
+        name, text = self.execution.call.cells[t].own_name(wanted.name), self.types[t]
+        rows = self.writer.let(f"{self.writer.bind(SomeRows)}(chosen[{at}], grads[{at}], {text.n}).dense()")
+        self.given.setdefault((t, name), []).append(Taken(rows))
 
     def _prepare(self, number: int, text: TypeText) -> None:
         cut = self.backward.cut[text.type][0]

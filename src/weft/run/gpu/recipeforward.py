@@ -16,6 +16,7 @@ from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import put_rows
 from weft.run.gpu.sweep import few_rows
 from weft.run.indices import Indices
+from weft.run.upload import as_tensor
 from weft.run.views import is_free
 from weft.run.wanted import Wanted
 
@@ -36,7 +37,7 @@ class Saved:
 class ForwardText:
     """Writes the recipe of a forward pass that was just done."""
 
-    parameters = "tensors, records, device, stream"
+    parameters = "tensors, chosen, records, device, stream"
 
     def __init__(self, execution: GpuExecution) -> None:
         self.execution, self.plan = execution, execution.plan
@@ -119,15 +120,33 @@ class ForwardText:
     # Results.
 
     def _rows(self, wanted: Wanted) -> str:
-        """The rows of an output in the order of nodes."""
+        """The rows of an output: of the nodes asked for, or of all in order."""
         if wanted.nodes is not None:
-            raise NoRecipe("rows of some nodes")
+            return self._of_some(wanted)
         cells = self.execution.call.cells
         names = {t: cells[t].own_name(wanted.name) for t in self.types}
         given = [(text, names[t]) for t, text in self.types.items() if names[t] in text.code.split.outputs]
         if len(given) == 1 and self._all_of([given[0][0]]):
             return self._of_one_type(*given[0])
         return self._of_many(given)
+
+    def _of_some(self, wanted: Wanted) -> str:
+        """Some rows of one type; which ones, the call says."""
+        at = next(number for number, one in enumerate(self.execution.call.wanted) if one is wanted)
+        types = wanted.types(self.plan)
+        if len(types) != 1:
+            raise NoRecipe("rows of nodes of several types")
+        t, text, bound = types[0], self.types[types[0]], self.writer.bind(as_tensor)
+        name = self.execution.call.cells[t].own_name(wanted.name)
+        if name not in text.code.split.outputs:
+            raise NoRecipe("nodes without a result")
+        if name in text.code.role.exchanged:
+            output, key = name
+            rows = self.writer.fact(("class row", t, output), lambda indices: indices.plan.class_row[t, output])
+            arena = self.arenas[self.plan.class_of[t, output], key]
+            return self.writer.let(f"{arena}.index_select(0, {bound}({rows}[chosen[{at}]], device))")
+        whole = text.whole(text.code.split.outputs[name])
+        return self.writer.let(f"{whole}.index_select(0, {bound}(chosen[{at}], device))")
 
     def _all_of(self, texts: list[TypeText]) -> bool:
         """Whether these types have all nodes between them."""

@@ -78,5 +78,5 @@ def _capture(execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor],
         counter = fresh_counter(device, stream.cuda_stream)  # replays of two captures may run at once
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        outputs, _ = recipe.run(facts, given, execution.records, device, current_stream(device))
+        outputs, _ = recipe.run(facts, given, execution.chosen(), execution.records, device, current_stream(device))
     return Replay(graph, {at: given[at] for at in fed}, list(outputs), recipe, counter)
