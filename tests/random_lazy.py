@@ -19,6 +19,7 @@ FEATURES = (
     "captured tensors",
     "lists",
     "loops",
+    "writing",
 )
 DIM, WORDS = 3, 6
 
@@ -80,6 +81,17 @@ class Interpreter(nn.Module):
     def do_list(self, env: dict[str, Tensor], to: str, names: tuple[str, ...]) -> None:
         env[to] = torch.stack([env[name] for name in names]).mean(0)
 
+    def do_write(self, env: dict[str, Tensor], to: str, a: str, b: str, row: int) -> None:
+        whole = torch.zeros(WORDS, DIM, dtype=torch.float64)
+        whole[row] += env[a]
+        part, turned = whole[1:], whole.t()
+        part[0] = env[b] * 2
+        turned[0].add_(1)
+        whole[row, 1:] -= env[b][:2]
+        rows = torch.stack([env[a], env[b]])
+        rows[1] += part[row - 1]
+        env[to] = torch.tanh(whole.sum(0) + turned[:, 1].sum() + rows.mean(0))
+
     def do_loop(self, env: dict[str, Tensor], to: str, a: str, count: int) -> None:
         for _ in range(count):
             env[to] = self.pair(env[a], env[to])
@@ -110,7 +122,7 @@ def random_example(seed: int) -> tuple[Program, set[str]]:
         return name
 
     def statement(depth: int) -> Any:
-        kind = dice.choice("word add linear pair captured unused types list loop recurse branch branch".split())
+        kind = dice.choice("word add linear pair captured unused types list loop recurse branch branch write".split())
         a, b = dice.choice(names), dice.choice(names)
         if kind == "branch":
             if depth == 0:
@@ -128,6 +140,9 @@ def random_example(seed: int) -> tuple[Program, set[str]]:
         if kind == "unused":
             features.add("unused results")
             return (kind, a)
+        if kind == "write":
+            features.add("writing")
+            return (kind, fresh(), a, b, dice.randint(1, WORDS - 1))
         if kind == "list":
             features.add("lists")
             return (kind, "x", tuple(dice.choice(names) for _ in range(dice.randint(1, 4))))

@@ -184,11 +184,20 @@ def test_writing_that_cannot_be_followed_raises() -> None:
         h += 1
         return same * 1
 
+    def rows_and_views(x: Tensor) -> Any:
+        h = LINEAR(x)
+        part = torch.stack([h, h])[0][1:]
+        h += 1
+        return part * 1
+
     def shared_rows(x: Tensor) -> Any:
         h = LINEAR(x)
-        row = torch.stack([h, h])[0]
-        h[0:1] += 1
-        return row[1:]
+        part = h[0:1]
+        stack = torch.stack([h, h])
+        row, alone = stack[0], torch.stack([h, h])[1]
+        part += 1
+        row += 1
+        return row, row[1:], stack, h, part, alone
 
     cases = {
         through_detach: "writing into this view of a Value (what a module, a cell or .detach() gave of it) would change the "
@@ -196,6 +205,10 @@ def test_writing_that_cannot_be_followed_raises() -> None:
         through_a_module: "a view of a Value (what a module, a cell or .detach() gave of it) is used after the Value was "
         "written into; in PyTorch it would show the change: take the view again, or .clone() it before writing",
     }
+    cases[rows_and_views] = (
+        "a row of a torch.stack is written into, or what was stacked is, after views of one of them were taken; use .clone() "
+        "before torch.stack"
+    )
     for fn, message in cases.items():
         with pytest.raises(weft.TraceError) as error:
             weft.batched(fn)(inputs())

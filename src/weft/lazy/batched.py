@@ -171,7 +171,7 @@ def close(tape: Tape) -> None:
     tape.ended = tape.ended or "done"
     tape.fast, tape.quick, tape.driver = {}, {}, None
     tape.results, tape.imports, tape.past, tape.fed, tape.values = {}, {}, [], [], None
-    tape.handed, tape.stacks, tape.views = {}, [], Views()
+    tape.handed, tape.gone, tape.stacks, tape.views = {}, [], [], Views()
     tape.type, tape.arguments, tape.left = [], [], []
     tape.data.clear()
 

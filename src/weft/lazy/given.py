@@ -77,7 +77,7 @@ def part_of(value: Value, index: Any) -> Any:
     tensor = tape.tensor(value)
     with torch._C.DisableTorchFunction():
         part = known(tape, tensor[index])
-    tape.views.note(part._ref, value._ref, Tensor.__getitem__, (index,))
+    tape.views.note(part._ref, value._ref, Tensor.__getitem__, (index,), tape.next)
     return part
 
 
@@ -88,7 +88,7 @@ def parts_of(value: Value) -> list[Any]:
     with torch._C.DisableTorchFunction():
         parts = [known(tape, row) for row in tensor.unbind(0)]
     for at, part in enumerate(parts):
-        tape.views.note(part._ref, value._ref, Tensor.__getitem__, (at,))
+        tape.views.note(part._ref, value._ref, Tensor.__getitem__, (at,), tape.next)
     return parts
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from sys import _getframe
 from types import FrameType
-from typing import Any
-from weakref import ref
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -35,6 +35,15 @@ class _Rows:
         self.of: list[int] = []
 
 
+class GivenOut(NamedTuple):
+    """A row that code has got from a stack, and when; its reference is that of what was stacked."""
+
+    row: ReferenceType[Value]
+    stack: ReferenceType[Stacked]
+    when: int
+    ref: int
+
+
 _LINKED = object()
 """What a row knows that is a view of something else than its stack by now, and follows it."""
 
@@ -48,9 +57,10 @@ class Stacked(Value):
     def __init__(self, tape: Tape, parts: Sequence[Value], copies: bool = True) -> None:
         kind = parts[0]._kind
         super().__init__(tape, -1, kind_of((len(parts), *kind.shape), kind.dtype))
-        if tape.watchful:
-            parts = [tape.views.current(tape, part) for part in parts]
         self._known = _Rows([tape.make(tape, part._ref, kind) for part in parts] if copies else list(parts), not copies)
+        if tape.watchful and copies:
+            for part in self.parts:
+                make_own(tape, part)
         tape.stacks.append(ref(self))
 
     @property
@@ -93,7 +103,12 @@ class Stacked(Value):
 
     def _given_out(self, part: Value) -> Value:
         self._known.given_out = True
-        self._tape.handed[id(part)] = ref(self)
+        tape = self._tape
+        known = tape.handed.get(id(part))
+        if known is None or known.row() is not part:
+            if known is not None:
+                tape.gone.append(known)  # its views may be there still
+            tape.handed[id(part)] = GivenOut(ref(part), ref(self), tape.next, part._ref)
         return part
 
     def settle(self) -> None:
@@ -108,25 +123,54 @@ class Stacked(Value):
 
 
 def settle_owner(tape: Tape, part: Value) -> None:
-    """A row of a stack is written into: where the whole was made, it and its views follow."""
-    found = tape.handed[id(part)]()
-    if isinstance(found, Stacked) and found._known.whole is not None and any(row is part for row in found.parts):
-        found.settle()
+    """A row of a stack is written into: it is the row alone, and where the whole was made, that and its views follow."""
+    found = _owner(tape, part)
+    if found is not None:
+        if found._known.whole is not None:
+            found.settle()
+        make_own(tape, part)
+
+
+def _owner(tape: Tape, part: Value) -> Stacked | None:
+    """The stack that has given out this row, if it is still one."""
+    entry = tape.handed.get(id(part))
+    found = None if entry is None or entry.row() is not part else entry.stack()
+    return found if isinstance(found, Stacked) else None
 
 
 def freeze_rows(tape: Tape, root: int) -> None:
-    """Before something is written into: stacks have their own copies of it."""
+    """Before something is written into: rows of stacks are copies of it."""
     tape.stacks = [entry for entry in tape.stacks if isinstance(entry(), Stacked)]
-    for entry in tape.stacks:
-        found = entry()
-        for part in found.parts if isinstance(found, Stacked) else ():
-            if tape.views.root(tape, part._ref) == root and getattr(part, "_known", None) is not _LINKED:
-                if found._known.given_out:
-                    raise TraceError(
-                        "a Value is written into after a row was taken of a torch.stack that holds it, and both have views; "
-                        "use .clone() before torch.stack"
-                    )
-                part._ref = part.clone()._ref
+    rows = [part for entry in tape.stacks for part in entry().parts]
+    for entry in (*tape.handed.values(), *tape.gone):
+        row = entry.row()
+        if row is not None:
+            rows.append(row)
+        elif tape.views.root(tape, entry.ref) == root:
+            _check_no_views(tape, entry)
+    for row in rows:
+        if tape.views.root(tape, row._ref) == root:
+            make_own(tape, row)
+
+
+def make_own(tape: Tape, row: Value) -> None:
+    """Give a row a reference of its own; until then it has that of the value that was stacked."""
+    if getattr(row, "_known", None) is _LINKED:
+        return
+    tape.views.update(tape)
+    entry = tape.handed.get(id(row))
+    if entry is not None and entry.row() is row:
+        _check_no_views(tape, entry)
+    row._ref, row._known = row.clone()._ref, _LINKED
+
+
+def _check_no_views(tape: Tape, entry: GivenOut) -> None:
+    """Views of a row cannot be told from views of what was stacked."""
+    if tape.views.last.get(entry.ref, -1) >= entry.when:
+        raise TraceError(
+            "a row of a torch.stack is written into, or what was stacked is, after views of one of them were taken; use "
+            ".clone() before torch.stack"
+        )
 
 
 def stacked(tape: Tape, parts: list[Any]) -> Any:

@@ -99,7 +99,9 @@ class Tape(Hot):
         self.stacks: list[Any] = []
         """Weak references to the stacks that are lists."""
         self.handed: dict[int, Any] = {}
-        """Weak references to stacks of which a row was given out, by the row's identity."""
+        """Rows of stacks that were given out, by their identity."""
+        self.gone: list[Any] = []
+        """The same of rows that nobody holds any more."""
         self.ended: str | None = None
         self.paused = False
         self.records_data = False

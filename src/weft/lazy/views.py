@@ -41,15 +41,18 @@ class Views:
         self.known: dict[int, View] = {}
         self.viewed: defaultdict[int, int] = defaultdict(int)
         """How many views each reference has."""
+        self.last: dict[int, int] = {}
+        """After which reference the last view of each was taken."""
         self.of_model: set[int] = set()
         """References that are views of a tensor of the model."""
         self.moved: dict[int, Value] = {}
         self.segment = self.call = self.argument = self.many = 0
         self.fed: defaultdict[int, int] = defaultdict(int)
 
-    def note(self, ref: int, base: int, take: Callable[..., Any] | None, rest: tuple[Any, ...]) -> None:
+    def note(self, ref: int, base: int, take: Callable[..., Any] | None, rest: tuple[Any, ...], when: int) -> None:
         self.known[ref] = View(base, take, rest)
         self.viewed[base] += 1
+        self.last[base] = when
 
     def update(self, tape: Tape) -> None:
         """Read what was recorded since the last time."""
@@ -78,7 +81,8 @@ class Views:
                     at, width = self.fed[number], len(op.feeds)
                     feeds = data[number][at * width : (at + 1) * width] if width else []
                     rest = (*_others(tape, op, refs, base), *(_fed(tape, *pair) for pair in zip(feeds, op.feeds, strict=True)))
-                    self.note(floor + call * STEP + output, refs[base], _taker(op, output, base), rest)
+                    ref = floor + call * STEP + output
+                    self.note(ref, refs[base], _taker(op, output, base), rest, ref)
             if op.feeds:
                 self.fed[number] += 1
             self.argument += len(op.args)
