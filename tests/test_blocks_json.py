@@ -13,7 +13,7 @@ import torch
 
 import weft.blocks as wb
 from block_parts import assert_batches
-from weft.blocks.schema import Category, Fields, Items, Number, Text
+from weft.blocks.schema import Category, Fields, Items, Key, Number, Text
 
 DRAW = random.Random(0)
 
@@ -57,15 +57,52 @@ def test_batched_is_one_by_one_also_for_records_never_seen() -> None:
 def test_a_schema_can_be_edited() -> None:
     schema = wb.Json.schema_of(RECORDS)
     assert isinstance(schema, Fields)
+    before = schema.copy()
     del schema.fields["id"]
     schema.fields["age"] = Category([20, 30])
+    schema.fields["code"] = Key()
+    schema.fields["height"].optional = False
+    assert isinstance(schema.fields["marks"], Items) and isinstance(schema.fields["marks"].item, Fields)
+    schema.fields["marks"].item.fields["value"] = Number(0.5, 2, logarithmic=True)
     small = wb.Json(schema, 4)
-    assert small.schema is schema and "id" not in str(small)
+    assert small.schema is schema and "FieldOf 'id'" not in str(small) and "FieldOf 'code'" not in str(small)
+    assert "  age: one of 2: 20, 30\n" in str(schema)
+    assert "      value: number on a logarithmic scale, mean 0.5, deviation 2\n" in str(schema)
+    assert "  height: number" in str(schema) and "missing" not in str(schema)
+    assert small.eval_one({"age": 20}).shape == (4,)
+    assert isinstance(before, Fields) and sorted(before.fields) == ["age", "code", "extra", "height", "id", "marks"]
+    assert str(before) == str(wb.Json.schema_of(RECORDS))
+
+
+def test_a_schema_without_some_kinds() -> None:
+    schema = wb.Json.schema_of(RECORDS)
     plain = schema.without(Text, Items)
     assert isinstance(plain, Fields) and sorted(plain.fields) == ["age", "extra", "height"]
-    assert sorted(schema.fields) == ["age", "code", "extra", "height", "marks"]
+    assert isinstance(schema, Fields) and len(schema.fields) == 6
     assert wb.Json(Number(0, 1), 2).eval_one(3).shape == (2,)
     assert wb.Json(Items(Text([])), 2).eval_one(["a", "b"]).shape == (2,)
+
+
+def test_places_of_a_schema() -> None:
+    schema = wb.Json.schema_of([{"a": [{"odd key": 1.5}], "b": 2.5}])
+    assert [place for place, _ in schema.places()] == ["", ".a", ".a[*]", ".a[*]['odd key']", ".b"]
+
+
+def test_gates_of_useless_fields_close() -> None:
+    """With L2 regularisation, what does not help is turned off."""
+    torch.manual_seed(0)
+    draw = random.Random(1)
+    records = [{"useful": draw.gauss(0, 1), "noise": draw.gauss(0, 1)} for _ in range(120)]
+    labels = torch.tensor([record["useful"] > 0 for record in records]).long()
+    net = wb.compile(wb.Json(records, 8) >> torch.nn.Linear(8, 2), cache=id)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2, weight_decay=0.03)
+    for _ in range(200):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(records), labels).backward()
+        optimizer.step()
+    (gates,) = [parameter for name, parameter in net.named_parameters() if name.endswith("gates")]
+    useful, noise = gates.abs().tolist()
+    assert useful > 0.3 and noise < 0.05
 
 
 def test_the_block_tree_is_shown() -> None:
@@ -105,5 +142,8 @@ def test_the_example_learns() -> None:
     records = [patient(number) for number in range(180)]
     sums = [sum(mark["value"] for mark in record["marks"] if mark["kind"] == "a") for record in records]
     labels = torch.tensor([total > 0.3 for total in sums]).long()
-    accuracy, frequent = example.split_accuracy(records, labels, 0)
-    assert accuracy > frequent + 15
+    accuracy, largest, strength = example.split_accuracy(records, labels, 0)
+    assert accuracy > largest + 15 and strength in example.STRENGTHS
+    seen, unseen = example.split(labels, 2 / 3, 0)
+    assert sorted([*seen.tolist(), *unseen.tolist()]) == list(range(180))
+    assert abs(float(labels[seen].float().mean() - labels[unseen].float().mean())) < 0.02

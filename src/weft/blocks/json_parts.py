@@ -18,6 +18,8 @@ from weft.blocks.leaves import InputTransform
 from weft.blocks.types import PyObjectType
 from weft.errors import WeftError
 
+FIRST_GATE = 0.3
+
 
 class FieldOf(Block):
     """A field of a record, None where it is missing."""
@@ -46,11 +48,11 @@ class Read(InputTransform):
 
 
 class GatedLayer(nn.Module):
-    """The parts of a record side by side, each multiplied by a gate of its own; one layer; dropout.
+    """The parts of a record side by side, each multiplied by a gate of its own; a product; tanh; dropout.
 
-    Gates begin at 1. With L2 regularisation a product of two weights is penalised by its absolute value (Hoff, "Lasso,
-    fractional norm and structured sparse estimation using a Hadamard product parametrization", 2017): parts that do not
-    help are turned off as wholes.
+    With L2 regularisation a product of weights is penalised by its size, not by its square (Hoff, "Lasso, fractional norm and
+    structured sparse estimation using a Hadamard product parametrization", 2017): parts that do not help are turned off as
+    wholes. Gates begin small, so that what helps opens them.
     """
 
     part_of: Tensor
@@ -59,14 +61,14 @@ class GatedLayer(nn.Module):
     def __init__(self, sizes: Sequence[int], dim: int, keep_prob: float | None) -> None:
         super().__init__()
         reach = sum(sizes) ** -0.5
-        self.gates = nn.Parameter(torch.ones(len(sizes)))
+        self.gates = nn.Parameter(torch.full((len(sizes),), FIRST_GATE))
         self.weight = nn.Parameter(torch.empty(dim, sum(sizes)).uniform_(-reach, reach))
         self.bias = nn.Parameter(torch.zeros(dim))
         self.register_buffer("part_of", torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)), persistent=False)
         self.keep_prob = keep_prob
 
     def forward(self, *parts: Any) -> Tensor:
-        made = F.relu(F.linear(side_by_side(*parts) * self.gates[self.part_of], self.weight, self.bias))
+        made = torch.tanh(F.linear(side_by_side(*parts) * self.gates[self.part_of], self.weight, self.bias))
         return made if self.keep_prob is None else F.dropout(made, 1 - self.keep_prob, self.training)
 
     def extra_repr(self) -> str:
