@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from datetime import date
 from typing import Any
@@ -43,6 +44,8 @@ def encoded(example: Any) -> list[float]:
         ({"a": -(10**400)}, {"a": -1e9}),
         ({"a": torch.tensor(2.0)}, {"a": 2}),
         ({"b": None}, {"b": []}),
+        ({"b": math.nan}, {"b": []}),
+        ({"d": math.nan}, {}),
         ({"b": (1, 2)}, {"b": [1, 2]}),
         ({"b": [None, "x", math.nan]}, {"b": [2, 2, 2]}),
         ({"c": 3}, {"c": "never seen"}),
@@ -113,6 +116,12 @@ def test_another_kind_than_all_examples_had(example: Any, error: type[Exception]
     with pytest.raises(error) as caught:
         wb.compile(wb.Json(BASE, 3))([BASE[0], example])
     assert str(caught.value) == message
+
+
+def test_records_that_may_be_missing() -> None:
+    net = wb.Json([{"a": 1.5}, None, {"a": 2.5}], 3).double()
+    assert str(net.schema) == "record, may be missing\n  a: number, mean 2, deviation 0.5"
+    assert_batches(net, [None, {"a": 1}, math.nan, {}])
 
 
 def test_texts_that_are_something_else() -> None:
@@ -265,3 +274,29 @@ def test_examples_that_are_too_deep() -> None:
         r"Json: examples\[1\]\.a(\[0\]){100}: nested deeper than 100 levels; write a recursive block with ForwardDeclaration"
     )
     assert re.fullmatch(pattern, str(caught.value))
+
+
+def random_value(draw: random.Random, depth: int) -> Any:
+    """Any JSON value, and some that only Python has."""
+    if depth and draw.random() < 0.5:
+        size = draw.randrange(4)
+        if draw.random() < 0.5:
+            return {draw.choice(["a", "b", "c", 1, ""]): random_value(draw, depth - 1) for _ in range(size)}
+        return [random_value(draw, depth - 1) for _ in range(size)]
+    return draw.choice([None, True, 0, 7, -(10**400), 1.5, math.nan, -math.inf, "", "a b", "12", "nan", "\ud800", (97, 98)])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_data_is_encoded_or_refused_in_words(seed: int) -> None:
+    draw = random.Random(seed)
+    examples = [random_value(draw, 2) for _ in range(draw.choice([1, 3, 12]))]
+    net = wb.Json(examples, 3)
+    together = wb.compile(net)(examples)
+    alone = torch.stack([net.eval_one(example) for example in examples])
+    assert bool(alone.isfinite().all()) and torch.allclose(together, alone, atol=1e-5)
+    assert str(Schema.of(examples)) == str(net.schema) and str(net)
+    for other in (random_value(draw, 2) for _ in range(8)):
+        try:
+            assert bool(net.eval_one(other).isfinite().all())
+        except weft.WeftError as error:
+            assert "expected" in str(error) and "in example 0" in str(error)

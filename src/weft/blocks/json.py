@@ -144,12 +144,12 @@ class _Maker:
         speaking = [(name, made) for name, made in found if made is not None]
         if not speaking:
             return None
-        inner = schema is not self.schema
+        may_be_missing = schema is not self.schema or schema.optional
         all_optional = all(part.optional for part in schema.fields.values())
-        whole = Read(reading.AsRecord(schema.fields, all_optional, may_be_none=inner))
+        whole = Read(reading.AsRecord(schema.fields, all_optional, may_be_missing))
         fields = [Pipe(FieldOf(name), made.block, name=_block_name(name)) for name, made in speaking]
         block = AllOf(*fields) >> self._layer([made.size for _, made in speaking])
-        return _Made(whole >> (Optional(block) if inner or schema.optional else block), self.dim)
+        return _Made(whole >> (Optional(block) if may_be_missing else block), self.dim)
 
     def _items(self, schema: Items) -> _Made | None:
         """Mean and maximum, or just the item where there is never more than one; the length where it varies."""

@@ -52,7 +52,7 @@ def text_of(value: Any) -> str:
         return value
     if isinstance(value, list | tuple):
         return "".join(chr(point) for point in value if isinstance(point, int) and 0 <= point < 0x110000)
-    return "" if value is None else str(value)
+    return "" if is_missing(value) else str(value)
 
 
 def pieces_of(value: Any) -> list[str]:
@@ -77,7 +77,7 @@ def simple(value: Any) -> Any:
 
 
 def is_there(value: Any) -> float:
-    return 0.0 if value is None else 1.0
+    return 0.0 if is_missing(value) else 1.0
 
 
 def is_number(value: Any) -> float:
@@ -93,12 +93,12 @@ def log_length(value: Sequence[Any]) -> float:
 
 
 def as_list(value: Any) -> Any:
-    """A list; none where there is none."""
-    if value is None:
-        return ()
-    if not isinstance(value, list | tuple):
+    """A list; an empty one where there is none."""
+    if isinstance(value, list | tuple):
+        return value
+    if not is_missing(value):
         raise TypeMismatch(f"expected a list, got {brief(value)}")
-    return value
+    return ()
 
 
 class AsNumber:
@@ -133,13 +133,13 @@ class AsRecord:
     A record that has fields, but none that is known, is a mistake, unless the examples had such records.
     """
 
-    def __init__(self, names: Iterable[Any], all_optional: bool, may_be_none: bool) -> None:
-        self.names, self.all_optional, self.may_be_none = dict.fromkeys(names), all_optional, may_be_none
+    def __init__(self, names: Iterable[Any], all_optional: bool, may_be_missing: bool) -> None:
+        self.names, self.all_optional, self.may_be_missing = dict.fromkeys(names), all_optional, may_be_missing
 
     def __call__(self, value: Any) -> Any:
-        if value is None and self.may_be_none:
-            return None
         if not isinstance(value, dict):
+            if is_missing(value) and self.may_be_missing:
+                return None
             raise TypeMismatch(f"expected a record, got {brief(value)}")
         if value and not self.all_optional and self.names.keys().isdisjoint(value):
             known, found = (", ".join(map(repr, list(names)[:8])) for names in (self.names, value))
@@ -154,5 +154,5 @@ class KnownKind:
         self.kinds = kinds
 
     def __call__(self, value: Any) -> str:
-        kind = kind_of(value)
+        kind = None if is_missing(value) else kind_of(value)
         return kind if kind is not None and kind in self.kinds else "other"
