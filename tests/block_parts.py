@@ -116,6 +116,8 @@ def assert_batches(block: wb.Block, examples: Sequence[Any], **options: Any) -> 
     got = together(list(examples))
     metrics = [together.metrics[name] for name in sorted(together.metrics)]
     mine = gradients(together, [*leaves(got), *metrics])
+    assert_equal(together(list(examples)), got)  # what the first call kept serves the second
+    assert_equal(together(list(examples)[::-1])[::-1], got)
     wanted, seen = [], []
     for example in examples:
         wanted.append(block.eval_one(example))
