@@ -40,7 +40,7 @@ def library() -> Any:
         return None
     folder = Path(__file__).parent / "c"
     try:
-        made = build(path, "".join((folder / name).read_text(encoding="utf-8") for name in TEXTS), "-O2")
+        made = build(path, "".join((folder / name).read_text(encoding="utf-8") for name in TEXTS), "-O3")
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(made, name)
             function.restype, function.argtypes = result, arguments
