@@ -87,6 +87,19 @@ def views_of_views(x: Tensor) -> Any:
     return whole, row, turned, part
 
 
+def turned_views(x: Tensor) -> Any:
+    h = LINEAR(x).repeat(2)[:4] * 1
+    same = h
+    same += 1
+    square = h.view(2, 2)
+    square[0] = 0
+    turned = square.t()
+    turned[1] *= 3
+    wide = h.unsqueeze(0)
+    wide.add_(1)
+    return h, same, square, turned, wide
+
+
 def the_parts_of_a_stack_are_copies(x: Tensor) -> Any:
     h = LINEAR(x)
     stack = torch.stack([h, h + 1])
@@ -135,6 +148,7 @@ CASES: list[Callable[..., Any]] = [
     row_by_row,
     dynamic_programming,
     views_of_views,
+    turned_views,
     the_parts_of_a_stack_are_copies,
     between_flushes,
     what_was_given,

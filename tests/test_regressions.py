@@ -90,7 +90,15 @@ def two_lists_of_places(m: Any, v: Any) -> None:
     give(v, torch.tanh(a[[0, 1, 2, 3]] * 2 + a[[3, 2, 0, 1]]))
 
 
+def writes_into_a_turned_copy(m: Any, v: Any) -> None:
+    turned = torch.tanh(m.w(v.gather(0)["h"] + v.pull())).view(2, 2).t()
+    copy = turned.clone()
+    copy[1] = turned[1] * 3
+    give(v, torch.tanh(copy.reshape(-1)))
+
+
 CODES = [
+    writes_into_a_turned_copy,
     two_lists_of_places,
     part_of_a_repeated_number,
     pushes_a_gathered_state,

@@ -19,7 +19,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import TraceError
 from weft.graph import ops
+from weft.graph.strided import order_in_memory
 from weft.graph.tape import Name, Rows, Tape, Value, operands, prune
+
+aten = torch.ops.aten
 
 FIRST, SECOND = {"n": 61, "e": 103}, {"n": 67, "e": 107}
 
@@ -112,6 +115,9 @@ def _value(name: str, module: torch.fx.GraphModule, node: torch.fx.Node, twin: t
     assert callable(node.target)
     args = _literal(node.args, twin.args, env)
     kwargs = {key: _literal(node.kwargs[key], twin.kwargs[key], env) for key in node.kwargs}
+    if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+        order = order_in_memory(node.args[0].meta["val"].stride())  # type: ignore[union-attr]
+        kwargs |= {} if order is None else {"order": order}
     return Value(name, node.target, args, kwargs, shape, dtype)
 
 
