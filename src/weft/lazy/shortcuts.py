@@ -47,7 +47,8 @@ IN_TORCH = (
 def shortcut_type() -> Any:
     """The type of shortcuts; None where the machine cannot have them."""
     path, headers = compiler(), Path(sysconfig.get_paths()["include"])
-    if path is None or sys.implementation.name != "cpython" or not (headers / "Python.h").exists():
+    unfit = sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED")
+    if path is None or unfit or not (headers / "Python.h").exists():
         return None
     text = (Path(__file__).parent / "c" / "record.c").read_text(encoding="utf-8")
     text = "\n".join(
