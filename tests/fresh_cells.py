@@ -51,6 +51,90 @@ class Peephole(weft.VertexFunction):
         v.push(h)
 
 
+class Mogrifier(weft.VertexFunction):
+    """Input and state gate each other five times, then an LSTM: Melis, Kocisky and Blunsom, "Mogrifier LSTM", 2020."""
+
+    def __init__(self, d_in: int = 7, d: int = 11) -> None:
+        super().__init__(state={"h": (d,), "c": (d,)})
+        self.q = nn.ModuleList([nn.Linear(d, d_in) for _ in range(3)])
+        self.r = nn.ModuleList([nn.Linear(d_in, d) for _ in range(2)])
+        self.gates = nn.Linear(d_in + d, 4 * d)
+
+    def forward(self, v: Any) -> None:
+        before = v.gather(0)
+        x, h, c = v.pull(), before["h"], before["c"]
+        for step in range(5):
+            if step % 2 == 0:
+                x = 2 * torch.sigmoid(self.q[step // 2](h)) * x
+            else:
+                h = 2 * torch.sigmoid(self.r[step // 2](x)) * h
+        i, f, o, u = self.gates(torch.cat([x, h])).chunk(4)
+        c = torch.sigmoid(f + 1) * c + torch.sigmoid(i) * torch.tanh(u)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        v.scatter(h=h, c=c)
+        v.push(h)
+
+
+class ExponentialGates(weft.VertexFunction):
+    """The sLSTM, with a normaliser and a running maximum as states: Beck et al., "xLSTM", 2024."""
+
+    def __init__(self, d: int = 9) -> None:
+        super().__init__(state={"h": (d,), "c": (d,), "n": (d,), "m": (d,)})
+        self.x, self.hidden = nn.Linear(D_IN, 4 * d), nn.Linear(d, 4 * d, bias=False)
+
+    def forward(self, v: Any) -> None:
+        old = v.gather(0)
+        z, i, f, o = (self.x(v.pull()) + self.hidden(old["h"])).chunk(4)
+        keep = nn.functional.logsigmoid(f) + old["m"]
+        m = torch.maximum(keep, i)
+        write, keep = torch.exp(i - m), torch.exp(keep - m)
+        c = keep * old["c"] + write * torch.tanh(z)
+        n = keep * old["n"] + write
+        h = torch.sigmoid(o) * c / n.clamp(min=1e-6)
+        v.scatter(h=h, c=c, n=n, m=m)
+        v.push(h)
+
+
+class ProjectedDag(weft.VertexFunction):
+    """Gated messages of all predecessors (Zhang et al., "D-VAE", 2019) into a memory that is wider than the state it is
+    projected to (Sak, Senior and Beaufays, "Long Short-Term Memory Recurrent Neural Network Architectures", 2014), with
+    RMSNorm (Zhang and Sennrich, 2019) before the residual."""
+
+    def __init__(self, d: int = 7, wide: int = 13) -> None:
+        super().__init__(state={"h": (d,), "c": (wide,)})
+        self.gate, self.message = nn.Linear(d, d), nn.Linear(d, d, bias=False)
+        self.x, self.below = nn.Linear(D_IN, 3 * wide), nn.Linear(d, 3 * wide, bias=False)
+        self.project, self.scale = nn.Linear(wide, d, bias=False), nn.Parameter(torch.rand(d) + 0.5)
+
+    def forward(self, v: Any) -> None:
+        below = v.gather()
+        told = below.map(lambda k: torch.sigmoid(self.gate(k["h"])) * self.message(k["h"])).sum()
+        f, u, o = (self.x(v.pull()) + self.below(told)).chunk(3)
+        rate = torch.exp(-nn.functional.softplus(f))
+        c = rate * below.mean("c") + (1 - rate) * nn.functional.gelu(u)
+        y = self.project(nn.functional.silu(o) * c)
+        h = told + self.scale * y * torch.rsqrt(y.square().mean() + 1e-5)
+        v.scatter(h=h, c=c)
+        v.push(torch.cat([h, c]))
+
+
+class DeltaRule(weft.VertexFunction):
+    """A matrix as state, corrected by an outer product: Schlag, Irie and Schmidhuber, "Linear Transformers Are Secretly
+    Fast Weight Programmers", 2021."""
+
+    def __init__(self, keys: int = 5, values: int = 6) -> None:
+        super().__init__(state={"w": (values, keys)})
+        self.k, self.q = nn.Linear(D_IN, keys), nn.Linear(D_IN, keys)
+        self.value, self.rate = nn.Linear(D_IN, values), nn.Linear(D_IN, 1)
+
+    def forward(self, v: Any) -> None:
+        x, w = v.pull(), v.gather(0)["w"]
+        k, q = torch.softmax(self.k(x), -1), torch.softmax(self.q(x), -1)
+        w = w + torch.outer(torch.sigmoid(self.rate(x)) * (self.value(x) - w @ k), k)
+        v.scatter(w=w)
+        v.push(w @ q)
+
+
 def trees() -> weft.Graph:
     return weft.Graph.batch([weft.Graph.from_parents([-1, 0, 0, 1, 1, 1, 3]), weft.Graph.from_parents([1, 2, -1])])
 
@@ -59,7 +143,16 @@ def chains() -> weft.Graph:
     return weft.Graph.batch([weft.Graph.chain(n) for n in (1, 4, 6, 6)])
 
 
+def dags() -> weft.Graph:
+    diamond = weft.Graph([[], [0], [0], [1, 2], [0, 3], [4, 3, 1]])
+    return weft.Graph.batch([diamond, weft.Graph.grid(2, 3), weft.Graph.chain(2)])
+
+
 CELLS: dict[str, tuple[Callable[[], nn.Module], Callable[[], weft.Graph], int]] = {
     "highway": (Highway, trees, D_IN),
     "peephole": (Peephole, chains, D_IN),
+    "mogrifier": (Mogrifier, chains, 7),
+    "exponential gates": (ExponentialGates, chains, D_IN),
+    "projected dag": (ProjectedDag, dags, D_IN),
+    "delta rule": (DeltaRule, chains, D_IN),
 }
