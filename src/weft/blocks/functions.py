@@ -51,6 +51,13 @@ class Function(Block):
         if isinstance(fn, FC | Embedding):
             set_type(self, "output", TensorType([fn.output_size], next((p.dtype for p in fn.parameters()), None)))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "fn":  # a module in its place, adapted or quantised
+            check_callable(self.name, "fn", value)
+            self.__dict__["fn"] = value
+        else:
+            super().__setattr__(name, value)
+
     def _parts(self) -> Mapping[str, nn.Module]:
         fn = self.__dict__["fn"]
         return {"fn": fn} if isinstance(fn, nn.Module) else {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from weft.errors import TraceError
+from weft.errors import ShapeError, TraceError
 from weft.graph.rows import ChildFunction, Spec, TensorSpec, _Asking
 from weft.graph.tape import Name, Rows, Tape, Value
 
@@ -41,9 +41,12 @@ class Plain:
     captures: Callable[[], list[Tensor]]
     around: Callable[[], AbstractContextManager[Any]]
     checked: bool = False
+    specs: Sequence[TensorSpec] = ()
+    """What each output looked like when the cell was looked at."""
 
     def tape(self, specs: Mapping[Name, TensorSpec], results: Mapping[Name, TensorSpec], per_edge: Any) -> Tape:
         n = Rows("n")
+        self.specs = [results[name] for name in self.outputs]
         inputs: dict[Name, Value] = {}
         for i, tensor in enumerate(self.captures()):
             inputs["capture", i] = Value(f"capture{i}", None, shape=tuple(tensor.shape), dtype=tensor.dtype)
@@ -88,11 +91,17 @@ class Plain:
                 leaves[name].requires_grad_()
             results = self.run(leaves, n)
             ordered = [results[name] for name in self.outputs]
+            self._check_shapes(ordered, n)
         if training:
             self._check_parameters(ordered, leaves)
             records[number] = ([leaves[name] for name in self.diff], ordered)
         device = tensors[0].device if tensors else ordered[0].device
         return *(value.detach() for value in ordered), torch.full((n,), number, dtype=torch.int64, device=device)
+
+    def _check_shapes(self, outputs: list[Tensor], n: int) -> None:
+        for found, spec in zip(outputs, self.specs, strict=True):
+            if tuple(found.shape) != (n, *spec.shape):
+                raise unlike(spec, tuple(found.shape[1:]))
 
     def _check_parameters(self, outputs: list[Tensor], leaves: dict[Name, Tensor]) -> None:
         """Once: no gradient may end in a tensor that weft does not know of, or it would be lost."""
@@ -186,9 +195,23 @@ def row_by_row(body: Any, spec: Spec) -> Run:
         for row in range(n):
             edges = [] if seg is None else torch.nonzero(seg == row).flatten().tolist()
             results.append(body(_RowOf(spec, inputs, row, edges)))
-        return {name: torch.stack([torch.as_tensor(result[name]) for result in results]) for name in results[0]}
+        return {name: _stacked([torch.as_tensor(result[name]) for result in results]) for name in results[0]}
 
     return run
+
+
+def _stacked(rows: list[Tensor]) -> Tensor:
+    other = next((row for row in rows if row.shape != rows[0].shape), None)
+    if other is not None:
+        raise unlike(TensorSpec(tuple(rows[0].shape), rows[0].dtype), tuple(other.shape))
+    return torch.stack(rows)
+
+
+def unlike(spec: TensorSpec, shape: tuple[int, ...]) -> ShapeError:
+    return ShapeError(
+        f"it gives a tensor of shape {list(spec.shape)} for some rows and {list(shape)} for others; the shapes of results may "
+        "not depend on values"
+    )
 
 
 class _RowOf(_Asking):

@@ -88,9 +88,10 @@ class Fibers:
 
     def _phase(self, run: Callable[[], None]) -> None:
         """Let user code run, recorded."""
-        before, active.tape = active.tape, self.tape
+        before = active.tape
         self.mode = Recording(self.tape)
         try:
+            active.tape = self.tape
             with self.mode:
                 self.depth = torch._C._len_torch_function_stack()
                 run()

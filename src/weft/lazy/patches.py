@@ -2,13 +2,13 @@
 
 `nn.Module.__call__` and `torch.tensor`, which are recorded as one call and as a constant; `torch.autograd.Function.apply`,
 which would silently lose its backward on values; `torch.autocast` and `torch.inference_mode`, whose state decides what a call
-means; `torch.distributions`, which looks at the numbers that it is given, and insists on tensors; and functions that record
-their own call in less time than torch takes to ask (`shortcuts.py`).
+means; and `torch.distributions`, which looks at the numbers that it is given, and insists on tensors.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +23,7 @@ from weft.lazy.constants import constant
 from weft.lazy.given import tensors_of_known
 from weft.lazy.modules import recorded_call
 from weft.lazy.nests import flatten
-from weft.lazy.shortcuts import MODULE, NUMBER, functions, install, shortcut
+from weft.lazy.shortcuts import MODULE, NUMBER, install, shortcut
 from weft.lazy.tape import active
 from weft.lazy.value import Value
 
@@ -178,28 +178,32 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
     (torch._dynamo.eval_frame, "_callback_from_stance", _callback, _not_compiled),
     (Distribution, "_validate_sample", _validated, _checked_sample),
     (lazy_property, "__get__", _lazy, _lazily),
-    *functions(),
 ]
 """Where, under what name, what was there, and what is there while some thread records."""
 
 _lock = threading.Lock()
-_recordings = 0
+
+
+class _Recording:
+    """Somebody records. What an interrupt left behind goes with the frame that held it."""
+
+
+_recordings: weakref.WeakSet[_Recording] = weakref.WeakSet()
 
 
 @contextmanager
 def intercepted() -> Iterator[None]:
     """While some recording goes on anywhere, these functions ask whether their thread records."""
-    global _recordings
-    with _lock:
-        _recordings += 1
-        if _recordings == 1:
+    mine = _Recording()
+    try:
+        with _lock:
+            _recordings.add(mine)
             for where, name, _, ours in PATCHES:
                 setattr(where, name, ours)
-    try:
         yield
     finally:
         with _lock:
-            _recordings -= 1
+            _recordings.discard(mine)
             if not _recordings:
                 for where, name, theirs, _ in PATCHES:
                     setattr(where, name, theirs)

@@ -14,33 +14,18 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from sys import _getframe
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from weft.cc import build, compiler
 from weft.lazy.constants import BOOL, INT, Constant
-from weft.lazy.mode import HANDLE, Recording, called, has_values
-from weft.lazy.quick import Quick, short
+from weft.lazy.mode import HANDLE, Recording
+from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
-from weft.lazy.value import ARITHMETIC, COMPARISONS, MISS, STEP, Value, picked
+from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
 
 BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, FUNCTION = range(7)
-
-LOSSES = "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"
-IN_PYTHON = (
-    f"{LOSSES} binary_cross_entropy_with_logits softmax log_softmax relu silu elu leaky_relu tanh sigmoid dropout normalize"
-)
-"""Functions of torch.nn.functional that are Python code: torch takes many microseconds to ask whether they are recorded."""
-
-IN_TORCH = (
-    "tanh sigmoid relu exp log sqrt abs neg softmax log_softmax cat add sub mul div matmul mv dot maximum minimum where "
-    "sum mean chunk split unbind"
-)
-"""Functions of torch that are recorded by their own shortcut, where there are shortcuts."""
 
 
 @functools.cache
@@ -83,27 +68,3 @@ def install() -> None:
             setattr(Value, name, made(UNARY, name, func, method))
     Value.__getitem__ = made(GETITEM, None, Tensor.__getitem__, Value.__getitem__)  # type: ignore[method-assign]
     Recording.__torch_function__ = made(MODE, None, None, Recording.__torch_function__)  # type: ignore[method-assign]
-
-
-def direct(func: Any) -> Any:
-    """A torch function that records its own call, while this thread records."""
-
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        tape = active.tape
-        if tape is None or tape.paused or not (has_values(args) or has_values(kwargs.values())):
-            return func(*args, **kwargs)
-        frame = _getframe(1)
-        head, given = ((func, *kwargs), (*args, *kwargs.values())) if kwargs else (func, args)
-        found = short(tape, head, given, frame)
-        return called(tape, func, args, kwargs, frame) if found is MISS else found
-
-    return shortcut(FUNCTION, None, func, functools.wraps(func)(recorded))
-
-
-@functools.cache
-def functions() -> list[tuple[Any, str, Any, Any]]:
-    """(module, name, the function, the one that records) of the torch functions that are exchanged during a recording."""
-    chosen: list[tuple[Any, str]] = [(functional, name) for name in IN_PYTHON.split()]
-    if shortcut_type() is not None:
-        chosen += [(torch, name) for name in IN_TORCH.split()]
-    return [(module, name, getattr(module, name), direct(getattr(module, name))) for module, name in chosen]

@@ -163,6 +163,9 @@ class Value:
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if not self._kind.shape else repr(self)
 
+    __array_ufunc__ = None
+    """`numpy_number * value` is the value's affair, as it is a tensor's."""
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         found = self._tape.tensor(self).detach().cpu().numpy()
         return found if dtype is None else found.astype(dtype)

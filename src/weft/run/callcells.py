@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from weft.errors import FallbackWarning, TraceError
-from weft.graph.calls import CallType
+from weft.errors import FallbackWarning, ShapeError, TraceError
+from weft.graph.calls import KEY, CallType
 from weft.graph.capture import Surroundings
-from weft.graph.cell import trace, trace_plainly
+from weft.graph.cell import Trace, trace, trace_plainly
 from weft.graph.rows import TensorSpec
 from weft.graph.tape import Name
 from weft.graph.tracing import tracing
@@ -31,6 +31,7 @@ class Cells:
         found = next((cell for cell in kept if cell.trace.holds()), None)
         if found is None:
             found = self._traced(t, kind, groups)
+            _check_shapes(kind, found.trace)
             self.kept[t, groups] = [found, *kept][:KEPT_TRACES]
         return found
 
@@ -54,3 +55,14 @@ class Cells:
             self.warned.add(t)
             warnings.warn(f"{kind.name}: {made.fallback}", FallbackWarning, stacklevel=2)
         return CompiledCell(made)
+
+
+def _check_shapes(kind: CallType, trace: Trace) -> None:
+    """Whoever reads the results was made for the shapes that were found at first."""
+    for number, spec in enumerate(kind.outputs):
+        now = trace.outputs[number, KEY]
+        if now.shape != spec.shape:
+            raise ShapeError(
+                f"{kind.name}: expected a result of shape {list(spec.shape)}, as when it was first looked at, got "
+                f"{list(now.shape)}; after a change of shapes make the block, or the batched function, anew"
+            )
