@@ -25,7 +25,7 @@ from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
 
-BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, FUNCTION = range(7)
+BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER = range(6)
 
 
 @functools.cache

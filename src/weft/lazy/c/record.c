@@ -8,7 +8,7 @@
 
 #define MOST 64
 
-enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, FUNCTION };
+enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER };
 
 typedef struct {
     PyObject_HEAD
@@ -415,20 +415,12 @@ static PyObject *number(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     return made;
 }
 
-static PyObject *function(Shortcut *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    PyObject *tape = count ? active_tape() : NULL;
-    return tape == NULL ? NULL : by_name(tape, self->func, args, count, names);
-}
-
 static PyObject *call(PyObject *given, PyObject *const *args, size_t flags, PyObject *names)
 {
     Shortcut *self = (Shortcut *)given;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
     PyObject *found = NULL;
-    if (self->how == FUNCTION) {
-        found = function(self, args, count, names);
-    } else if (names == NULL || !PyTuple_GET_SIZE(names)) {
+    if (names == NULL || !PyTuple_GET_SIZE(names)) {
         switch (self->how) {
         case BINARY: found = binary(self, args, count); break;
         case UNARY: found = unary(self, args, count); break;
