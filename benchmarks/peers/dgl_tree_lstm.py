@@ -8,15 +8,14 @@ backward. Leaves take no part in the message passing.
 
 import argparse
 import json
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import dgl  # type: ignore[import-not-found]
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timed import timed  # type: ignore[import-not-found]
 
 NAMES = ("leaf_weight", "leaf_bias", "node_weight", "node_bias", "out_weight", "out_bias")
 
@@ -82,23 +81,6 @@ def batches(case: dict[str, Any]) -> list[dict[str, Any]]:
     ends = np.cumsum(case["sizes"]).tolist()
     spans = list(zip([0, *ends], ends, strict=False))
     return [make_batch(case, [span]) for span in spans] if case["single"] else [make_batch(case, spans)]
-
-
-def timed(
-    step: Callable[[dict[str, Any]], Any], groups: list[dict[str, Any]], repeat: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Median and smallest over the rounds, in milliseconds; over several batches the median of theirs."""
-    medians, smallest = [], []
-    for group in groups:
-        samples = []
-        for turn in range(-1, repeat):
-            start = clock()
-            step(group)
-            if turn >= 0:
-                samples.append((clock() - start) * 1e3)
-        medians.append(statistics.median(samples))
-        smallest.append(min(samples))
-    return {"median": statistics.median(medians), "minimum": statistics.median(smallest), "rounds": repeat}
 
 
 def main() -> None:

@@ -8,9 +8,7 @@ comparison. Prints one line of JSON: milliseconds of a training step (building t
 
 import argparse
 import json
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import dynet_config  # type: ignore[import-not-found]
@@ -18,6 +16,7 @@ import dynet_config  # type: ignore[import-not-found]
 dynet_config.set(mem=2048, autobatch=1, random_seed=1)
 import dynet as dy  # type: ignore[import-not-found]  # noqa: E402
 import numpy as np  # noqa: E402
+from timed import timed  # type: ignore[import-not-found]  # noqa: E402
 
 Tree = tuple[Any, ...]  # children, words, labels: Python lists with an entry for each vertex
 NAMES = ("leaf_weight", "leaf_bias", "node_weight", "node_bias", "out_weight", "out_bias")
@@ -76,23 +75,6 @@ def batches(case: dict[str, Any]) -> list[list[Tree]]:
     for start, end in zip([0, *ends], ends, strict=False):
         trees.append(tuple(case[name][start:end].tolist() for name in ("children", "words", "labels")))
     return [[tree] for tree in trees] if case["single"] else [trees]
-
-
-def timed(
-    step: Callable[[list[Tree]], Any], groups: list[list[Tree]], repeat: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Median and smallest over the rounds, in milliseconds; over several batches the median of theirs."""
-    medians, smallest = [], []
-    for group in groups:
-        samples = []
-        for turn in range(-1, repeat):
-            start = clock()
-            step(group)
-            if turn >= 0:
-                samples.append((clock() - start) * 1e3)
-        medians.append(statistics.median(samples))
-        smallest.append(min(samples))
-    return {"median": statistics.median(medians), "minimum": statistics.median(smallest), "rounds": repeat}
 
 
 def main() -> None:
