@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,10 +109,15 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
             outputs = dict(body(OneRow(spec, ask)))
         outputs = {name: stand_in(value) for name, value in outputs.items()}
     else:
-        with torch.no_grad():
+        with torch.no_grad(), undrawn(spec.device):
             outputs = dict(body(OneRow(spec, ask)))
     specs = {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in outputs.items()}
     return Signature(asked, tuple(captures), specs)
+
+
+def undrawn(device: str) -> AbstractContextManager[None]:
+    """What is drawn inside is put back: looking at code draws no random numbers."""
+    return torch.random.fork_rng([] if device == "cpu" else [torch.device(device)])
 
 
 @contextmanager
@@ -151,8 +156,7 @@ def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Sig
         with undisturbed(surroundings):
             return discover(body, spec), surroundings
     except Disturbed:
-        with torch.random.fork_rng(devices=[]):
-            discover(body, spec, fake=False)
+        discover(body, spec, fake=False)
     surroundings = Surroundings().add(*surroundings.roots)
     with undisturbed(surroundings):
         return discover(body, spec), surroundings
@@ -190,7 +194,7 @@ def trace_plainly(
     run, way = quietly(batched), "by plain vmap"
     try:
         given = {n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}
-        with torch.no_grad():
+        with torch.no_grad(), undrawn(device):
             run(given, 2)
     except Exception:
         run, way = row_by_row(body, spec), "row by row"

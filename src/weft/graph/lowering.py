@@ -34,7 +34,8 @@ class CellMode(TorchFunctionMode):
         out = kwargs.get("out")
         if isinstance(out, Tensor) and self.stand_in(out) is not out:
             raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name} with out=)")
-        args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs))
+        # A size is no list of numbers: Tensor.new(size) and Tensor.new(list) are two things.
+        args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs), is_leaf=lambda part: isinstance(part, torch.Size))
         lowered = LOWERINGS.get(name)
         if lowered is not None:
             return lowered(func, *args, **kwargs)
@@ -141,6 +142,27 @@ def _index_add(func: Any, input: Tensor, dim: int, index: Tensor, source: Tensor
     return input.scatter_add(dim, places, source if alpha == 1 else source * alpha)
 
 
+def _randperm(func: Any, n: int, *, dtype: torch.dtype = torch.int64, device: Any = None, **more: Any) -> Any:
+    """Batching draws one permutation after the other; the order of random numbers is one, too."""
+    if any(given is not None and given is not False for given in more.values()):
+        return func(n, dtype=dtype, device=device, **more)
+    return torch.rand(n, dtype=torch.float64, device=device).argsort().to(dtype)
+
+
+def _scatter_in_place(func: Any, input: Tensor, dim: int, index: Tensor, *rest: Any, **more: Any) -> Any:
+    return input.copy_(torch.scatter(input, dim, index, *rest, **more))
+
+
+def _gumbel_softmax(func: Any, logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
+    """Jang et al., "Categorical Reparameterization with Gumbel-Softmax", 2017: the hard form, without writing in place."""
+    if not hard:
+        return func(logits, tau, hard, eps, dim)  # type: ignore[no-any-return]
+    noise = -torch.empty_like(logits).exponential_().log()
+    soft = ((logits + noise) / tau).softmax(dim)
+    chosen = torch.zeros_like(logits).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)
+    return chosen - soft.detach() + soft
+
+
 LOWERINGS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "lstm_cell": _lstm_cell,
@@ -150,4 +172,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "bilinear": _bilinear,
     "kl_div": _kl_div,
     "index_add": _index_add,
+    "randperm": _randperm,
+    "gumbel_softmax": _gumbel_softmax,
+    "scatter_": _scatter_in_place,
 }

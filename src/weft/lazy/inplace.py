@@ -11,11 +11,12 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.lazy.calls import record
 from weft.lazy.constants import Constant
+from weft.lazy.given import known
 from weft.lazy.ops import VIEWS
 from weft.lazy.stacks import Stacked, freeze_rows, settle_owner
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
-from weft.lazy.views import own_copy
+from weft.lazy.views import own_copy, straight_through
 
 
 def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -40,6 +41,8 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
             "use .clone() first, or collect the values in a list and use torch.stack"
         )
     new = record(tape, _writing(func), (old, *args[1:]), kwargs, frame)
+    if isinstance(new, Tensor):  # what is written where depends on numbers: they were asked for
+        new = known(tape, new)
     if new._kind is not target._kind:
         raise TraceError(f"{name}: the result is {new._kind}, which cannot be written into a Value of {target._kind}")
     if not tape.watchful and old._ref == root and root not in views.viewed:
@@ -83,16 +86,11 @@ def _with_graph_of(tape: Tape, old: Value, new: Value, frame: FrameType) -> Valu
     torch._C._set_grad_enabled(True)
     tape.set_context()
     try:
-        found: Value = record(tape, _straight_through, (old, new), {}, frame)
+        found: Value = record(tape, straight_through, (old, new), {}, frame)
     finally:
         torch._C._set_grad_enabled(False)
         tape.set_context()
     return found
-
-
-def _straight_through(old: Tensor, new: Tensor) -> Tensor:
-    nothing = old - old.detach()
-    return new.detach() + torch.where(torch.isfinite(nothing), nothing, 0.0)
 
 
 DRAWING = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_")

@@ -11,11 +11,13 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from sys import _getframe
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.distributions.dirichlet import _Dirichlet
 from torch.distributions.utils import lazy_property
 
 from weft.errors import TraceError
@@ -30,10 +32,24 @@ from weft.lazy.value import Value
 _apply = torch.autograd.Function.__dict__["apply"]
 
 
+def dirichlet(concentration: Tensor) -> Tensor:
+    """A sample with the implicit gradient of torch.distributions (Figurnov et al. 2018), written without an autograd.Function.
+
+    d sample_j / d concentration_i = slope_i * ((i == j) - sample_j), as what is added below has it, and is zero.
+    """
+    plain = concentration.detach()
+    sample = torch._sample_dirichlet(plain)
+    slope = torch._dirichlet_grad(sample, plain, plain.sum(-1, True).expand_as(plain))
+    along = slope * (concentration - plain)
+    return sample + along - sample * along.sum(-1, True)
+
+
 def _checked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     tape = active.tape
     if tape is None or tape.paused:
         return _apply.__get__(None, cls)(*args, **kwargs)
+    if cls is _Dirichlet:
+        return tape.record(dirichlet, args, kwargs, _getframe(1))
     args, kwargs = tensors_of_known((args, kwargs))
     _check_no_values(f" {cls.__name__}", (*args, *kwargs.values()))
     with tape.pause(), torch._C.DisableTorchFunction():  # its forward works on real tensors, and keeps its backward
@@ -59,7 +75,7 @@ def _checked_unwrap(args: Any) -> Any:
     tape = active.tape
     if tape is not None and not tape.paused:
         leaves = _check_no_values("", args)
-        if any(isinstance(item, torch.Tensor) and tape.state.place_of(item) is not None for item in leaves):
+        if any(isinstance(item, Tensor) and tape.state.place_of(item) is not None for item in leaves):
             raise TraceError(
                 "apply of an autograd.Function, taken from its class before the recording, on a tensor of the model would lose "
                 "its backward; call it as MyFunction.apply(...), or put the call into a weft.cell"

@@ -134,7 +134,7 @@ class Views:
         view = self.known[old]
         if view.take is None:
             raise TraceError(
-                "a view of a Value (what a module, a cell or .detach() gave of it) is used after the Value was written into; "
+                "a view of a Value (what a module or a cell gave of it) is used after the Value was written into; "
                 "in PyTorch it would show the change: take the view again, or .clone() it before writing"
             )
         taken: Value = tape.record(view.take, (Value(tape, base, _kind_at(tape, base)), *view.rest), {}, _getframe())
@@ -146,7 +146,7 @@ class Views:
         while (view := self.view(tape, ref)) is not None:
             if view.take is None:
                 raise TraceError(
-                    "writing into this view of a Value (what a module, a cell or .detach() gave of it) would change the Value, "
+                    "writing into this view of a Value (what a module or a cell gave of it) would change the Value, "
                     "too; use .clone() first"
                 )
             base = Value(tape, view.base, _kind_at(tape, view.base))
@@ -180,8 +180,10 @@ _takers: dict[tuple[Op, int, int], Callable[..., Any]] = {}
 
 def _taker(op: Op, output: int, position: int) -> Callable[..., Any] | None:
     """The function that takes this view again: of the whole and of the operation's other arguments."""
-    if op.owners or op.random or op.name == "detach":
+    if op.owners or op.random:
         return None
+    if op.name == "detach":
+        return Tensor.detach
     if op.func is picked or op.func in _putters:
         return op.func
     found = _takers.get((op, output, position))
@@ -223,7 +225,14 @@ def _put_picked(base: Tensor, new: Tensor, index: Tensor) -> Tensor:
     return torch.where(chosen.reshape(-1, *[1] * (base.dim() - 1)), new, base)
 
 
+def straight_through(old: Tensor, new: Tensor) -> Tensor:
+    """The new numbers with the gradients of the old ones: what was written without gradients, or through `.detach()`."""
+    nothing = old - old.detach()
+    return new.detach() + torch.where(torch.isfinite(nothing), nothing, 0.0)
+
+
 _putters[picked] = _put_picked
+_putters[Tensor.detach] = straight_through
 
 
 def own_copy(target: Tensor, others: tuple[Any, ...]) -> Tensor:
