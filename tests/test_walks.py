@@ -17,6 +17,7 @@ from weft import cc
 from weft.run.code import CellCode
 from weft.run.gpu.recipe import Recipe
 from weft.run.walk import Walk, dense
+from weft.run.walktext import LEAST_ROWS, MANY_ROWS
 from weft.testing import assert_equivalent, random_structure
 
 D = 6
@@ -78,6 +79,15 @@ def test_sweeps_are_walks_and_later_calls_go_by_a_recipe(model: weft.VertexFunct
     assert torch.equal(first, second)
     torch.testing.assert_close(third, expected)
     assert_equivalent(model, graph, x)
+
+
+@pytest.mark.parametrize(("width", "large"), [(32, False), (600, True)])
+def test_rows_go_through_a_large_matrix_many_at_a_time(width: int, large: bool) -> None:
+    model = weft.nn.TreeFC(width)
+    with torch.no_grad():
+        model(weft.Graph.full_binary_tree(4, types=[0] * 4 + [1] * 3), torch.randn(7, width))
+    (walk,) = walks_of(model, "during")
+    assert walk.chunk == MANY_ROWS if large else LEAST_ROWS <= walk.chunk != MANY_ROWS
 
 
 def test_a_binary_tree_lstm_walks_in_both_directions() -> None:

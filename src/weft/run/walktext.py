@@ -35,6 +35,8 @@ IN_CACHE = 1 << 18
 """How many numbers the rows that go through all operations together may have."""
 LEAST_ROWS = 128
 """Fewer rows at a time than these make products slower."""
+MANY_ROWS = 2048
+"""The same for a large matrix: the library lays it out anew for each product, which costs more than what is in cache saves."""
 
 HELPERS = """
 typedef void product_t(const char *, const char *, const int *, const int *, const int *, const real *, const real *,
@@ -162,7 +164,9 @@ class WalkText:
         values = [value for value in [*self.takes, *self.piece.values] if value.rows is not None]
         if any(value.rows is not None and value.rows.kind == "e" for value in values) or "sum" in self.gathered.values():
             return 0
-        return max(LEAST_ROWS, IN_CACHE // max(1, sum(row_width(value) or 0 for value in values)))
+        sizes = [row_width(value.args[1]) or 0 for value in self.piece.values if value.target is aten.mm.default]
+        least = MANY_ROWS if max(sizes, default=0) > IN_CACHE else LEAST_ROWS
+        return max(least, IN_CACHE // max(1, sum(row_width(value) or 0 for value in values)))
 
     def text(self) -> str:
         columns = self._columns()
