@@ -12,10 +12,11 @@ import torch
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
 from weft.run.emit import Code, emit, needed_part
-from weft.run.gpu.pointwise import emit_triton
+from weft.run.gpu.pointwise import emit_triton, fuses
 from weft.run.native import addressed, emit_native
 from weft.run.spare import Spare
 from weft.run.split import PER_STEP, Split, split
+from weft.run.thrift import Thrift
 from weft.run.walk import Walk, make_walk
 
 
@@ -52,6 +53,8 @@ class CellCode:
         self.input_name: dict[str, Name] = {value.name: name for name, value in tape.inputs.items()}
         self._without_return: dict[frozenset[Name], Code] = {}
         self._by_cotangents: dict[frozenset[Name], tuple[Split, dict[str, Code]]] = {}
+        thrifty = role.backend == "triton" and not role.recompute
+        self.thrift = Thrift(role.exchanged, fuses) if thrifty else None
         every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")
         self.split, self.codes = self.with_cotangents(every & role.outputs)
 
@@ -68,6 +71,7 @@ class CellCode:
                 given,
                 role.recompute,
                 fuse_matrix_products=role.device != "cpu" and role.backend != "triton",
+                thrift=self.thrift,
             )
             self._by_cotangents[given] = (
                 cut,

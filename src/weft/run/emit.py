@@ -39,6 +39,8 @@ class Code:
 
     For gradients of recurrent outputs two more follow: the address of rows to add, and how many numbers these are apart.
     """
+    fused: frozenset[str] = frozenset()
+    """Names of values that generated kernels compute, each of them reading all it needs before it writes."""
     walk: Any = None
     """The piece as a function over all steps (`weft.run.walk`), where there is one."""
 

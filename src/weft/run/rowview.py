@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from weft.graph import ops
-from weft.graph.tape import Value
-from weft.run.views import is_free
+from weft.graph.tape import Value, operands
+from weft.run.views import bases, is_free
 
 aten = torch.ops.aten
 
@@ -44,6 +44,13 @@ def place_of(value: Value) -> Place | None:
         # Every part of a repeated number is that number: how far into the repetition a view starts does not matter.
         offset, width = (more, 1) if alone else (offset + more, width)
     return None if row_width(value) is None else Place(value, offset, width)
+
+
+def reads_in_place(reader: Value, value: Value) -> bool:
+    """Whether a pointwise operation reads of a value only parts as wide as what it computes: no single number for a row."""
+    read = [operand for operand in operands(reader) if any(base is value for base in bases(operand))]
+    places = [place_of(operand) for operand in read]
+    return all(place is not None and place.width > 1 for place in places)
 
 
 def _step(value: Value) -> tuple[Value, int, bool] | None:

@@ -22,6 +22,7 @@ from weft.graph.tape import Name, Tape, Value, operands
 from weft.run.absent import leave_out_absent
 from weft.run.fuse import fuse_sums
 from weft.run.recompute import copy_tape, recompute_in_backward
+from weft.run.thrift import Over, Thrift, apply_thrift
 from weft.run.views import bases, is_free
 
 FORWARD = ("before", "during", "after")
@@ -49,6 +50,8 @@ class Split:
     """The stage in which each value (by id) is computed."""
     outputs: dict[Name, Value]
     gradients: dict[Name, Value]
+    overwritten: dict[str, Over] = field(default_factory=dict)
+    """Gradients that the backward step may write over something it has read, by name."""
 
 
 def split(
@@ -60,6 +63,7 @@ def split(
     cotangents: Iterable[Name],
     recompute: bool = False,
     fuse_matrix_products: bool = False,
+    thrift: Thrift | None = None,
 ) -> Split:
     """Cut `tape`. `gradients` are the input names whose gradient is wanted (none: inference)."""
     tape = copy_tape(tape)
@@ -96,7 +100,13 @@ def split(
         recompute_in_backward(tape, home, from_ct)
     _keep_parts_with_their_operation(tape, home)
     fuse_sums(tape, home, fuse_matrix_products)
-    return _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out, from_recurrent_ct)
+    cut = _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out, from_recurrent_ct)
+    if thrift is None or not wanted:
+        return cut
+    apply_thrift(tape, home, thrift.decide(cut))
+    cut = _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out, from_recurrent_ct)
+    cut.overwritten = thrift.overwritten(cut)
+    return cut
 
 
 def _keep_parts_with_their_operation(tape: Tape, home: dict[int, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from weft.graph.tape import Value
@@ -16,6 +17,8 @@ from weft.run.typerun import TypeRun
 
 if TYPE_CHECKING:
     from weft.run.backward import Backward
+
+_autograd: Any = torch._C._autograd
 
 Gradients = tuple[Tensor | None, list[tuple[Tensor, BackIndex]]]
 """What comes from outside the group, and what its own readers give back."""
@@ -83,13 +86,15 @@ class BackSweep:
                 binding.plain(run, value, piece)
         for value in stores:
             binding.own(value)
-        return Part(run, piece, stores, binding)
+        return Part(run, piece, stores, binding, bool(cut.overwritten))
 
     def _make_places(self, run: TypeRun) -> None:
         cut, codes = self.backward.cut[run.type]
         for value in codes["back"].takes:
             if self.recurrent_gradient(run, value) is not None and value in cut.pieces["sums"].takes:
                 run.store[value.name] = run.empty(value)
+        keep = _autograd._get_current_graph_task_keep_graph()
         for value in codes["back"].stores:
             if value.name not in run.store:
-                run.store[value.name] = run.empty(value)
+                over = None if keep else cut.overwritten.get(value.name)
+                run.store[value.name] = run.empty(value) if over is None else run.store[over.kept]

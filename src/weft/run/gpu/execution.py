@@ -73,15 +73,16 @@ class GpuExecution(Execution):
     def backward(
         self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        mine = [*saved, *self.kept]
-        if self.kept and not _autograd._get_current_graph_task_keep_graph():
+        mine, keep = [*saved, *self.kept], _autograd._get_current_graph_task_keep_graph()
+        if not keep:
             self.kept = ()
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
             return super().backward(tensors, mine, grads)
         device = self.call.device
         facts, stream = found.facts(self.indices), current_stream(device)
-        results: list[Tensor | None] = found.run(facts, tensors, self.chosen(), mine, grads, self.records, device, stream)
+        given = (facts, tensors, self.chosen(), mine, grads, self.records, device, stream, keep)
+        results: list[Tensor | None] = found.run(*given)
         return results
 
     def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

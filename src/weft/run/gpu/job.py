@@ -70,6 +70,8 @@ class Job:
     """Values (by id) that are written to their memory."""
     prefix: str = ""
     """Of the names of the edges' bounds and owners."""
+    overwrites: bool = False
+    """Whether some of the memory it writes is memory it reads."""
     early: list[str] = field(default_factory=list)
     """Loads, all of them before the first product: their latencies pass together."""
     lines: list[str] = field(default_factory=list)
@@ -91,8 +93,8 @@ class Job:
 
     @property
     def text(self) -> list[str]:
-        """The whole job."""
-        return [*self.early, *self.lines]
+        """The whole job. One that writes over what it reads stores nothing before all its threads have loaded."""
+        return [*self.early, *["tl.debug_barrier()"] * self.overwrites, *self.lines]
 
     @contextmanager
     def _early(self) -> Iterator[None]:

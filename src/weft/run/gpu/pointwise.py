@@ -10,7 +10,9 @@ The kernel of a phase reads each operand once and writes what others need straig
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from weft.graph.tape import Value, operands
@@ -20,15 +22,20 @@ from weft.run.gpu.job import Job, Tile
 from weft.run.gpu.launch import Kernel, Quick
 from weft.run.gpu.memory import Memory
 from weft.run.gpu.units import NotExpressible, Units
-from weft.run.rowview import cuts_rows, place_of, row_width
+from weft.run.rowview import cuts_rows, place_of, reads_in_place, row_width
 from weft.run.split import Piece
 from weft.run.views import bases
+
+aten = torch.ops.aten
 
 
 def emit_triton(piece: Piece, stores: Iterable[Value], leave_out: Iterable[Value] = ()) -> Code | None:
     """The piece with its pointwise operations fused; None where nothing can be fused."""
     emitter = _TritonEmitter(piece, tuple(stores), tuple(leave_out))
-    return emitter.code() if emitter.fusable else None
+    if not emitter.fusable:
+        return None
+    code = emitter.code()
+    return replace(code, fused=frozenset(value.name for value in piece.values if id(value) in emitter.fusable))
 
 
 def fuses(value: Value) -> bool:
@@ -93,8 +100,6 @@ class _TritonEmitter(Emitter):
     def _kernel(self, run: list[Value], kind: str) -> None:
         inside = {id(value) for value in run}
         outward = [value for value in run if self._leaves(value, inside)]
-        for value in outward:
-            self.lines.append(f"{self.name(value)} = {self.destination.get(id(value)) or self._new(value)}")
         inputs = {}
         for value in run:
             for operand in operands(value):
@@ -106,11 +111,26 @@ class _TritonEmitter(Emitter):
             if id(base) not in self.checked:
                 self.checked.add(id(base))
                 self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
+        spent = [base for base in inputs.values() if self._is_spent(base, run)]
+        for value in outward:
+            into = self.destination.get(id(value))
+            if into is None:
+                same = [base for base in spent if base.shape == value.shape and base.dtype == value.dtype]
+                into = self.name(spent.pop(spent.index(same[0]))) if same else self._new(value)
+            self.lines.append(f"{self.name(value)} = {into}")
         self.made.update(inside)
         name = f"kernel{sum(key.startswith('kernel') for key in self.space)}"
         self.space[name] = fused(run, list(inputs.values()), outward)
         arguments = ", ".join(self.name(value) for value in [*inputs.values(), *outward])
         self.lines.append(f"{name}({kind}, {arguments})")
+
+    def _is_spent(self, base: Value, run: list[Value]) -> bool:
+        """Whether a product's result is read by one kernel alone, which then may write over it."""
+        if base.target is not aten.mm.default or id(base) not in self.inside or id(base) in self.kept:
+            return False
+        readers = [value for value in self.piece.values if any(one is base for o in operands(value) for one in bases(o))]
+        mine = {id(value) for value in run}
+        return all(id(value) in mine and reads_in_place(value, base) for value in readers)
 
     def _leaves(self, value: Value, inside: set[int]) -> bool:
         """Whether anything outside the kernel reads a value."""
@@ -121,6 +141,8 @@ class _TritonEmitter(Emitter):
 
 
 def _expressible(run: list[Value]) -> bool:
+    """Whether one kernel computes these: none needs more of another than its own tile of columns."""
+    inside = {id(value) for value in run}
     try:
         units = Units(run, run)
         for value in run:
@@ -129,7 +151,9 @@ def _expressible(run: list[Value]) -> bool:
             else:
                 for arg in value.args:
                     if isinstance(arg, Value) and arg.constant is None:
-                        units.parts(arg, units.count(value))
+                        parts = units.parts(arg, units.count(value))
+                        if any(p.one and p.key in inside and row_width(units.values[p.key]) != 1 for p in parts):
+                            return False
     except NotExpressible:
         return False
     return True
@@ -145,7 +169,7 @@ def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Callab
         id(value): Memory(name, row_width(value) or 1, "r" if value.rows is not None else "")
         for name, value in zip(names, [*inputs, *outputs], strict=True)
     }
-    job = Job(units, tile, memory, {}, frozenset(id(value) for value in outputs))
+    job = Job(units, tile, memory, {}, frozenset(id(value) for value in outputs), overwrites=True)
     job.opening()
     for value in run:
         if value.target not in JOINS or id(value) in job.stored:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
 """Arguments of kernels that have to do with gradients of recurrent outputs."""
 
-PARAMETERS = "tensors, chosen, saved, grads, records, device, stream"
+PARAMETERS = "tensors, chosen, saved, grads, records, device, stream, keep"
 
 
 @dataclass(eq=False)
@@ -352,7 +352,17 @@ class BackText:
                 text.store[value.name] = text.empty(value)
         for value in codes["back"].stores:
             if value.name not in text.store:
-                text.store[value.name] = text.empty(value)
+                text.store[value.name] = self._over_what_was_read(text, value) or text.empty(value)
+
+    def _over_what_was_read(self, text: TypeText, value: Value) -> str | None:
+        """The memory of something that forward kept and the step reads before it writes; unless the graph is kept."""
+        cut, codes = self.backward.cut[text.type]
+        over = cut.overwritten.get(value.name)
+        if over is None or not over.readers <= codes["back"].fused:
+            return None
+        sizes = ", ".join(map(str, text.sizes(value)))
+        fresh = f"empty(({sizes},), dtype={value.dtype}, device=device)"
+        return self.writer.let(f"{fresh} if keep else {text.store[over.kept]}")
 
     # Results.
 

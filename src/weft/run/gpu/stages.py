@@ -42,8 +42,10 @@ class Stages:
         outputs: Mapping[int, Memory],
         weights: Mapping[int, Weight],
         prefix: str,
+        overwrites: bool = False,
     ) -> None:
         self.piece, self.stores, self.inputs, self.weights, self.prefix = piece, stores, inputs, weights, prefix
+        self.overwrites = overwrites
         self.inside = {id(value) for value in piece.values}
         for value in piece.values:
             if value.rows is None or value.rows.times != 1 or value.row_dim != 0:
@@ -56,27 +58,31 @@ class Stages:
         self.scratch: list[tuple[Value, str]] = []
         """Values that only this step needs, with the name of their memory."""
         for value in piece.values:
-            self.phase[id(value)] = self._phase_of(value)
+            self.phase[id(value)] = self._phase_of(value, _read_by(value))
         self.copied = [value for value in stores if id(value) not in self.inside]
         for value in self.copied:
-            self.phase[id(value)] = max([0, *(self.phase.get(key, 0) for key in self._bases(value))])
+            self.phase[id(value)] = self._phase_of(value, [value])
         self._make_room()
         self.count = 1 + max(self.phase.values(), default=0)
 
-    def _bases(self, operand: Value) -> list[int]:
-        count = self.units.count(operand)
-        return [part.key for part in self.units.parts(operand, count)]
+    def _reads(self, value: Value, read: list[Value]) -> dict[int, bool]:
+        """What an operation reads, by id, and whether it needs more of it than its own tile: whole rows, or a single number
+        of a row, which is in one tile of columns and serves all."""
+        found: dict[int, bool] = {}
+        for operand in read:
+            for part in self.units.parts(operand, self.units.count(operand)):
+                across = part.one and row_width(self.units.values[part.key]) != 1
+                found[part.key] = found.get(part.key, False) or across or (value.target in MIXING and id(value) in self.inside)
+        return found
 
-    def _phase_of(self, value: Value) -> int:
+    def _phase_of(self, value: Value, read: list[Value]) -> int:
         known = {id(one) for one in self.brought}
-        later = value.target in MIXING
         found = [0]
-        for operand in _read_by(value):
-            for key in self._bases(operand):
-                if key in self.inside:
-                    found.append(self.phase[key] + later)
-                elif later and key in known:
-                    found.append(1)
+        for key, later in self._reads(value, read).items():
+            if key in self.inside:
+                found.append(self.phase[key] + later)
+            elif key in known and value.target in MIXING:
+                found.append(1)
         return max(found)
 
     def _make_room(self) -> None:
@@ -84,11 +90,11 @@ class Stages:
         values = {id(value): value for value in [*self.piece.values, *self.brought]}
         needed: dict[int, Value] = {}
         for value in [*self.piece.values, *self.copied]:
-            for operand in _read_by(value) if id(value) in self.inside else [value]:
-                for key in self._bases(operand):
-                    apart = value.target in MIXING or self.phase.get(key, 0) != self.phase[id(value)]
-                    if key in values and key not in self.outputs and apart and not self._again(key, value):
-                        needed[key] = values[key]
+            read = _read_by(value) if id(value) in self.inside else [value]
+            for key, later in self._reads(value, read).items():
+                apart = later or self.phase.get(key, 0) != self.phase[id(value)]
+                if key in values and key not in self.outputs and apart and not self._again(key, value):
+                    needed[key] = values[key]
         for key, value in needed.items():
             name = f"{self.prefix}s{len(self.scratch)}"
             first = "lo" if value.rows is not None and value.rows.kind == "n" else "elo"
@@ -117,7 +123,7 @@ class Stages:
 
     def _job(self, values: list[Value], copied: list[Value], brought: list[Value], stage: int, tile: Tile) -> list[str]:
         memory = {**self.inputs, **self.outputs} if stage else {**self.outputs, **self.inputs}
-        job = Job(self.units, tile, memory, self.weights, frozenset(self.outputs), self.prefix)
+        job = Job(self.units, tile, memory, self.weights, frozenset(self.outputs), self.prefix, self.overwrites)
         job.opening()
         for value in brought:
             count = self.units.count(value)

@@ -36,6 +36,7 @@ class Part:
     piece: Piece
     stores: tuple[Value, ...]
     binding: Binding
+    overwrites: bool = False
 
 
 @dataclass(eq=False)
@@ -162,7 +163,7 @@ def _build(parts: list[Part], where: dict[tuple[int, int], int], width: str, bac
 
 def _member(part: Part, shifts: dict[str, int], width: str) -> tuple[Member, Stages]:
     binding = part.binding
-    stages = Stages(part.piece, part.stores, binding.inputs, binding.outputs, binding.weights, binding.prefix)
+    stages = Stages(part.piece, part.stores, binding.inputs, binding.outputs, binding.weights, binding.prefix, part.overwrites)
     tile = tile_for({value.dtype for value in part.piece.values if value.dtype is not None}, width)
     jobs = [stages.jobs(stage, tile) for stage in range(stages.count)]
     return Member(jobs, tile, -(-stages.units.width // tile.columns), shifts), stages
