@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_unflatten
 
 from weft.api.callinputs import CallInputs
 from weft.api.function import VertexFunction
-from weft.api.structure import INIT, node_types, present_types, reaching
+from weft.api.modelcache import Kinds
+from weft.api.structure import EVERY_TYPE, INIT, ONE_TYPE, Seen, by_name, reaching
 from weft.errors import FallbackWarning, ShapeError, TraceError
 from weft.graph.capture import Surroundings
 from weft.graph.cell import Body, Trace, discover, trace, trace_plainly
-from weft.graph.program import Ints, NodeType
+from weft.graph.program import NodeType
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.graph.tracing import tracing
@@ -94,32 +95,32 @@ class CallCells(CallInputs):
 
         return self._own_cell("not needed", body)
 
-    def cells(self) -> tuple[dict[int, CompiledCell], list[NodeType], Ints, Any]:
-        """Cells and node types for the vertices of this graph, each vertex's node type, and what is pushed."""
-        many = self.type_ids is not None and (len(self.functions) > 1 or self._type_matters())
-        ids = self._node_types(many)
+    def cells(self) -> tuple[dict[int, CompiledCell], Kinds, Seen, Any]:
+        """Cells and node types for the vertices of this graph, which type each vertex is, and what is pushed."""
+        many = self.graph.has_types and (len(self.functions) > 1 or self._type_matters())
+        seen = self._node_types(many)
         if self.rounds is not None:
-            ids = ids & ~np.int32(1)
-        present = present_types(ids)
+            seen = seen.replaced(seen.ids & ~np.int32(1))
+        present = seen.present
         cells = {number: self.cell(number // 2, bool(number % 2))[0] for number in present}
         key = (*cells.items(), self.rounds is None)
         known = self.cache.kinds.get(key)
         if known is None:
-            known = self._kinds(cells), self._pushed(cells)
+            known = self.cache.numbered(self._kinds(cells)), self._pushed(cells)
             self.cache.kinds[key] = known
             if len(self.cache.kinds) > KEPT_KINDS:
                 del self.cache.kinds[next(iter(self.cache.kinds))]
-        kinds, tree = list(known[0]), known[1]
+        kinds, tree = known
         if self.rounds is not None:
-            cells[len(kinds) - 1] = self._first_state_cell()
+            cells[len(kinds.types) - 1] = self._first_state_cell()
         silent = [number for number in present if cells[number].tree is None]
         if tree is not None and silent and self.rounds is None:
-            needed = reaching(self.graph, ~np.isin(ids, silent))
+            needed = reaching(self.graph, ~np.isin(seen.ids, silent))
             if not needed.all():
-                ids = np.where(needed, ids, np.int32(len(kinds))).astype(np.int32)
-                cells[len(kinds)] = self._idle_cell()
-                kinds.append(NodeType("not needed"))
-        return cells, kinds, ids, tree
+                seen = seen.replaced(np.where(needed, seen.ids, np.int32(len(kinds.types))))
+                cells[len(kinds.types)] = self._idle_cell()
+                kinds = self.cache.numbered([*kinds.types, NodeType("not needed")])
+        return cells, kinds, seen, tree
 
     def _kinds(self, cells: dict[int, CompiledCell]) -> list[NodeType]:
         """The node types of these cells, by number."""
@@ -128,11 +129,11 @@ class CallCells(CallInputs):
             kinds[number] = NodeType(cell.trace.name + (" (no children)" if number % 2 else ""), cell.trace.ports, 1)
         return kinds if self.rounds is None else [*kinds, INIT]
 
-    def _node_types(self, many: bool) -> Ints:
-        if len(self.functions) > 1 and self.graph.type_names is not None:
-            assert self.type_ids is not None
-            return node_types(self.graph, False) + np.int32(2) * self.type_ids
-        return node_types(self.graph, many)
+    def _node_types(self, many: bool) -> Seen:
+        names = self.graph.type_names
+        if many and len(self.functions) > 1 and names is not None:
+            return Seen(self.graph, by_name(tuple([name for name, _ in self.functions]), names))
+        return Seen(self.graph, EVERY_TYPE if many else ONE_TYPE)
 
     def _type_matters(self) -> bool:
         function = self.functions[0][1]

@@ -53,34 +53,40 @@ class CallInputs:
         self.float_dtype = own_dtype or check.first_float(self.x_leaves) or torch.get_default_dtype()
         self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
         self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
-        self.type_ids = self._vertex_types()
+        self._check_types()
         self.at = None if at is None else check.vertices(self.name, at, n)
 
-    def _vertex_types(self) -> Ints | None:
-        """Type ids in the order of the model's functions."""
+    def _check_types(self) -> None:
+        """Every type of the graph is one of the model's."""
         graph, count = self.graph, len(self.functions)
-        ids = graph.type_ids
-        if not isinstance(self.model, Typed) or (count == 1 and ids is None):
-            return ids
-        if ids is None:
+        if not isinstance(self.model, Typed) or (count == 1 and not graph.has_types):
+            return
+        if not graph.has_types:
             raise StructureError(f"{self.name}: the graph has no types; build it with Graph(..., types=...)")
         names = [name for name, _ in self.functions]
         if graph.type_names is not None:
             unknown = [i for i, name in enumerate(graph.type_names) if name not in names]
-            if unknown:
-                vertex = int(np.isin(ids, unknown).argmax())
+            if unknown and graph.type_ids is not None:
+                vertex = int(np.isin(graph.type_ids, unknown).argmax())
                 raise StructureError(
-                    f"{self.name}: vertex {vertex} has the unknown type {graph.type_names[ids[vertex]]!r}; "
+                    f"{self.name}: vertex {vertex} has the unknown type {graph.type_names[graph.type_ids[vertex]]!r}; "
                     f"the types are {', '.join(map(repr, names))}"
                 )
-            return np.array([names.index(name) for name in graph.type_names], dtype=np.int32)[ids]
-        if len(ids) and int(ids.max()) >= count:
-            vertex = int((ids >= count).argmax())
+        elif graph.highest_type >= count and graph.type_ids is not None:
+            vertex = int((graph.type_ids >= count).argmax())
             raise StructureError(
-                f"{self.name}: vertex {vertex} has type {int(ids[vertex])}, but the types are 0 to {count - 1} "
+                f"{self.name}: vertex {vertex} has type {int(graph.type_ids[vertex])}, but the types are 0 to {count - 1} "
                 f"({', '.join(map(repr, names))})"
             )
-        return ids
+
+    @cached_property
+    def type_ids(self) -> Ints | None:
+        """Type ids in the order of the model's functions."""
+        ids, names = self.graph.type_ids, self.graph.type_names
+        if not isinstance(self.model, Typed) or ids is None or names is None:
+            return ids
+        known = [name for name, _ in self.functions]
+        return np.array([known.index(name) for name in names], dtype=np.int32)[ids]
 
     def _function(self, vertex_type: int) -> tuple[str, VertexFunction]:
         return self.functions[vertex_type] if len(self.functions) > 1 else self.functions[0]

@@ -148,13 +148,12 @@ class Graph(GraphCore):
         >>> weft.Graph.batch([weft.Graph.chain(2), weft.Graph.chain(3)]).part_offsets.tolist()
         [0, 2, 5]
         """
-        given = merging.as_list(graphs)
-        parts, records = merging.base_parts(given)
-        device = merging.common_device(given, records)
+        given, parts, together = merging.base_parts(graphs)
+        device = merging.common_device(given, parts, together)
         if len(parts) == 1:
             return parts[0] if device is None else parts[0].to(device)
         graph = cls.__new__(cls)
-        graph._set_batch(parts, device, records)
+        graph._set_batch(parts, device, together)
         return graph
 
     def reversed(self) -> Self:
@@ -187,8 +186,7 @@ class Graph(GraphCore):
             return self
         graph = self.__new__(type(self))
         graph.__dict__.update(self.__dict__, device=device, cache={})
-        for name in ("_reversed", "record"):
-            graph.__dict__.pop(name, None)
+        graph.__dict__.pop("_reversed", None)
         return graph
 
     @property

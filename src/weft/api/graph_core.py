@@ -13,11 +13,19 @@ from weft.api import graph_parts as merging
 from weft.api.graph_build import Arrays, Ints, Types, freeze
 from weft.api.graph_check import check_size
 from weft.errors import StructureError
+from weft.plan.graphs import Kept, KeptGraphs
 from weft.plan.levels import levels
 from weft.plan.levels import offsets as offsets_from
 
 
-class GraphCore:
+class Keepable:
+    """A place of its own for what C keeps of a base graph, which every batch reads."""
+
+    __slots__ = ("_kept",)
+    _kept: Kept
+
+
+class GraphCore(Keepable):
     """Flat arrays of one base graph, or of a batch, whose arrays are merged from its parts when first read."""
 
     num_vertices: int
@@ -33,13 +41,16 @@ class GraphCore:
         self.type_names = types.names
         self.labels = labels
 
-    def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None, records: merging.Records) -> None:
-        self._parts, self.device, self.cache, self._records = parts, device, {}, records
-        sizes = records[:, merging.VERTICES]
-        self.num_vertices = int(sizes.sum())
+    def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None, together: KeptGraphs | merging.Together) -> None:
+        self._parts, self.device, self.cache, self.together = parts, device, {}, together
+        self.num_vertices = together.vertices
         check_size(self.num_vertices, 0)
-        self.part_offsets = freeze(offsets_from(sizes))
-        self.type_names = merging.common_type_names(parts, records)
+        self.type_names = merging.common_type_names(parts, together.types)
+
+    @cached_property
+    def together(self) -> KeptGraphs | merging.Together:
+        """What the parts are together."""
+        return merging.together(self.parts)
 
     @property
     def parts(self) -> tuple[Self, ...]:
@@ -54,31 +65,29 @@ class GraphCore:
     @cached_property
     def part_offsets(self) -> Ints:
         """Where each part's vertices start, and where the last one's end."""
-        return freeze(np.array([0, self.num_vertices]))
+        return freeze(offsets_from(np.array([part.num_vertices for part in self.parts], dtype=np.int64)))
 
     @cached_property
     def _arrays(self) -> Arrays:
         return Arrays(self.children, self.offsets, self.edge_rows)
 
     @cached_property
-    def record(self) -> bytes | None:
-        """What batching needs of a base graph, in a few numbers; None for a batch."""
-        return merging.record(self) if self._parts is None else None
-
-    @cached_property
-    def packed(self) -> bytes:
-        """The arrays of a base graph, as batching reads them."""
-        return merging.packed(self)
-
-    @cached_property
     def _merged(self) -> merging.Merged:
-        return merging.merge(self.parts, self.part_offsets, self._records)
+        return merging.merge(self.parts, self.part_offsets, self.together)
+
+    @cached_property
+    def kinds(self) -> Ints:
+        """Twice the type of every vertex, and one more if it gathers nobody."""
+        if self._parts is not None and self.together.types != merging.MIXED:
+            return self._merged.kinds
+        ids = self.type_ids
+        return self.childless if ids is None else freeze(self.childless + np.int32(2) * ids)
 
     @cached_property
     def childless(self) -> Ints:
         """1 for every vertex that gathers nobody, else 0."""
         if self._parts is not None:
-            return self._merged.childless
+            return freeze(self._merged.kinds & np.int32(1))
         filled = offsets_from(self.children >= 0)[self.offsets]
         return freeze(np.diff(filled) == 0)
 
@@ -92,11 +101,6 @@ class GraphCore:
         """Vertex v has the slots `offsets[v]` up to `offsets[v + 1]`."""
         return self._merged.offsets if self._parts is not None else self._arrays.offsets
 
-    @property
-    def merged_kinds(self) -> Ints | None:
-        """`childless + 2 * type_ids`, where merging has made it."""
-        return self._merged.kinds if self._parts is not None else None
-
     @cached_property
     def edge_rows(self) -> Ints:
         """The number of the edge in each slot, counted as the constructor got the edges; -1 at an empty slot."""
@@ -106,18 +110,33 @@ class GraphCore:
     def num_edges(self) -> int:
         """How many slots are not empty."""
         if self._parts is not None:
-            return int(self._records[:, merging.EDGES].sum())
+            return self.together.edges
         return int(np.count_nonzero(self.children >= 0))
 
     @cached_property
     def _types(self) -> Types:
-        ids = self._merged.types if self._parts is not None else None
-        return merging.merge_types(self.parts, self.type_names) if ids is None else Types(ids, self.type_names)
+        found = self.together
+        if found.types in (merging.MIXED, merging.NO_TYPES) or found.kinds == merging.MANY:
+            return merging.merge_types(self.parts, self.type_names)
+        return Types(freeze(self.kinds >> 1), self.type_names)
 
     @cached_property
     def type_ids(self) -> Ints | None:
         """The type of every vertex, as an index into `type_names` where types were given as names."""
         return self._types.ids
+
+    @cached_property
+    def has_types(self) -> bool:
+        """Whether vertices have types."""
+        return self.together.types > merging.NO_TYPES or (self.together.types == merging.MIXED and self.type_ids is not None)
+
+    @cached_property
+    def highest_type(self) -> int:
+        """The highest type id of any vertex, -1 where there is none."""
+        found = self.together
+        if found.types == merging.MIXED or found.kinds == merging.MANY:
+            return -1 if self.type_ids is None else int(self.type_ids.max(initial=-1))
+        return (found.kinds.bit_length() + 1) // 2 - 1 if self.has_types else -1
 
     @cached_property
     def labels(self) -> list[Any] | None:
@@ -146,7 +165,7 @@ class GraphCore:
     @cached_property
     def digest(self) -> bytes:
         if self._parts is not None:
-            return blake2b(self._records[:, merging.DIGEST].tobytes(), digest_size=16, person=b"batch").digest()
+            return blake2b(self.together.digests, digest_size=16, person=b"batch").digest()
         header = (self.num_vertices, len(self.children), self.type_ids is not None, self.type_names)
         digest = blake2b(repr(header).encode(), digest_size=16, person=b"graph")
         for array in (*self._arrays, self.type_ids):
@@ -170,7 +189,7 @@ class GraphCore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "parts" in state:
-            self._set_batch(state["parts"], state["device"], merging.records(state["parts"]))
+            self._set_batch(state["parts"], state["device"], merging.together(state["parts"]))
             return
         # Copied and unpickled arrays come back writeable.
         ids, names = state["types"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from weft.api.graph_build import Ints, Types, freeze
 from weft.api.graph_check import check_size, show
 from weft.errors import ShapeError, StructureError, TypeMismatch
+from weft.plan.graphs import MOST_KINDS, Kept, KeptGraphs, keep
+from weft.plan.levels import occurring
 from weft.plan.levels import offsets as offsets_from
-from weft.plan.library import address, library
+from weft.plan.library import library
 
 if TYPE_CHECKING:
     from weft.api.graph_core import GraphCore
@@ -22,63 +22,80 @@ if TYPE_CHECKING:
 G = TypeVar("G", bound="GraphCore")
 
 
-def as_list(graphs: Iterable[G]) -> list[G]:
-    """The graphs to batch, from any iterable."""
+class Together(NamedTuple):
+    """What base graphs are together, where C does not keep them: the numbers of `KeptGraphs`."""
+
+    vertices: int
+    slots: int
+    edges: int
+    types: int
+    device: int
+    kinds: int
+    digests: bytes
+
+
+MIXED, MANY = -1, -1
+"""Graphs with different types, or on different devices; kinds of vertices that are not counted one by one."""
+NO_TYPES = 0
+_numbers: dict[object, int] = {("types", False): NO_TYPES}
+
+
+def number_of(what: str, value: object) -> int:
+    """Equal numbers mean equal values."""
+    return _numbers.setdefault((what, value), len(_numbers))
+
+
+def base_parts(graphs: Iterable[G]) -> tuple[tuple[G, ...], tuple[G, ...], KeptGraphs | Together]:
+    """The graphs to batch, the base graphs that these are made of, and what they are together."""
     try:
-        return list(graphs)
+        given = tuple(graphs)
     except TypeError:
         raise TypeMismatch(f"Graph.batch: expected a list of graphs, came {show(graphs)}") from None
-
-
-Records = npt.NDArray[np.int64]
-"""A row for every part, with the columns below. Equal numbers mean equal kinds of types, and equal devices."""
-
-VERTICES, SLOTS, EDGES, TYPES, DEVICE, DIGEST, OF_RECORD = 0, 1, 2, 3, 4, slice(5, 7), 7
-
-NO_TYPES, NO_DEVICE = 0, 1
-_numbers: dict[object, int] = {("types", False): NO_TYPES, ("device", None): NO_DEVICE}
-
-
-def record(part: GraphCore) -> bytes:
-    """A base graph's row."""
-    kind, device = ("types", part.type_names or part.type_ids is not None), ("device", part.device)
-    numbers = [_numbers.setdefault(each, len(_numbers)) for each in (kind, device)]
-    lengths = part.num_vertices, len(part.children), part.num_edges
-    return np.array([*lengths, *numbers], dtype=np.int64).tobytes() + part.digest
-
-
-def packed(part: GraphCore) -> bytes:
-    """A base graph's children, first slots and node types in one piece of memory, which is read faster than three."""
-    kinds = part.childless if part.type_ids is None else part.childless + np.int32(2) * part.type_ids
-    return np.concatenate((part.children, part.offsets[:-1], kinds)).tobytes()
-
-
-def records(parts: Sequence[GraphCore]) -> Records:
-    rows = b"".join([part.record for part in parts])  # type: ignore[misc]
-    return np.frombuffer(rows, dtype=np.int64).reshape(-1, OF_RECORD)
-
-
-def base_parts(graphs: Sequence[G]) -> tuple[tuple[G, ...], Records]:
-    """The base graphs that these graphs are made of, and their records."""
     try:
-        return tuple(graphs), records(graphs)
-    except (AttributeError, TypeError):  # there are batches among them, or what is no graph
+        return given, given, KeptGraphs([graph._kept for graph in given])
+    except AttributeError:  # some are not kept yet, there are batches among them, or what is no graph
         pass
-    for i, graph in enumerate(graphs):
+    for i, graph in enumerate(given):
         if not hasattr(graph, "_parts"):
             raise TypeMismatch(f"Graph.batch: item {i}: expected a Graph, came {show(graph)}")
-    parts = tuple([part for graph in graphs for part in graph.parts])
-    return parts, records(parts)
+    parts = tuple([part for graph in given for part in graph.parts])
+    return given, parts, together(parts)
 
 
-def _differ(column: npt.NDArray[np.int64]) -> bool:
-    return len(column) > 0 and bool((column != column[0]).any())
+def together(parts: Sequence[GraphCore]) -> KeptGraphs | Together:
+    """What base graphs are together; from now on C keeps them."""
+    if library() is not None:
+        return KeptGraphs([_kept(part) for part in parts])
+    numbers = [_row(part) for part in parts]
+    vertices, slots, edges = (sum(row[column] for row in numbers) for column in range(3))
+    types, device = (_alike([row[column] for row in numbers]) for column in (3, 4))
+    kinds = {kind for part in parts for kind in occurring(part.kinds, int(part.kinds.max(initial=-1)) + 1)}
+    mask = MANY if max(kinds, default=0) >= MOST_KINDS else sum(1 << kind for kind in kinds)
+    return Together(vertices, slots, edges, types, device, mask, b"".join([part.digest for part in parts]))
 
 
-def common_device(graphs: Sequence[GraphCore], records: Records) -> torch.device | None:
+def _alike(numbers: Sequence[int]) -> int:
+    return 0 if not numbers else numbers[0] if len(set(numbers)) == 1 else MIXED
+
+
+def _row(part: GraphCore) -> tuple[int, ...]:
+    """A base graph in numbers: vertices, slots, edges, and equal ones for equal names of types, and devices."""
+    names, device = part.type_names or part.type_ids is not None, part.device
+    return part.num_vertices, len(part.children), part.num_edges, number_of("types", names), number_of("device", device)
+
+
+def _kept(part: GraphCore) -> Kept:
+    try:
+        return part._kept
+    except AttributeError:
+        part._kept = keep(_row(part), part.digest, part.children, part.offsets, part.kinds)
+        return part._kept
+
+
+def common_device(graphs: Sequence[GraphCore], parts: Sequence[GraphCore], found: KeptGraphs | Together) -> torch.device | None:
     """The device that the graphs were sent to; graphs that were sent nowhere follow the others."""
-    if len(graphs) == len(records) > 0 and not _differ(records[:, DEVICE]):
-        return graphs[0].device
+    if found.device != MIXED and graphs is parts:
+        return graphs[0].device if graphs else None
     devices = {graph.device for graph in graphs}
     devices.discard(None)
     if len(devices) > 1:
@@ -88,32 +105,20 @@ def common_device(graphs: Sequence[GraphCore], records: Records) -> torch.device
 
 
 class Merged(NamedTuple):
-    """Arrays of all parts as those of one graph; `types` and `kinds` (as `node_types`) where all parts count types alike."""
+    """Arrays of all parts as those of one graph."""
 
     children: Ints
     offsets: Ints
-    childless: Ints
-    types: Ints | None
-    kinds: Ints | None
+    kinds: Ints
 
 
-def merge(parts: Sequence[GraphCore], part_offsets: Ints, records: Records) -> Merged:
+def merge(parts: Sequence[GraphCore], part_offsets: Ints, found: KeptGraphs | Together) -> Merged:
     """Vertices and slots count on from part to part."""
-    made = library()
-    if made is None or not parts:
-        childless = np.concatenate([np.empty(0, np.int32), *(part.childless for part in parts)])
-        return Merged(*merge_arrays(parts, part_offsets), freeze(childless), None, None)
-    n, m = int(part_offsets[-1]), int(records[:, SLOTS].sum())
-    check_size(n, m)
-    whole = np.empty(m + 4 * n + 1, dtype=np.int32)
-    bounds = (0, m, m + n + 1, m + 2 * n + 1, m + 3 * n + 1, m + 4 * n + 1)
-    typed, start = records[0, TYPES] != NO_TYPES and not _differ(records[:, TYPES]), address(whole)
-    places = [start + 4 * bound for bound in bounds[: 5 if typed else 3]]
-    everything = b"".join([part.packed for part in parts])
-    made.weft_merge(address(records), len(parts), everything, *places, *[None] * (5 - len(places)))
-    whole.flags.writeable = False
-    children, offsets, childless, types, kinds = (whole[first:last] for first, last in pairwise(bounds))
-    return Merged(children, offsets, childless, types if typed else None, kinds if typed else None)
+    check_size(found.vertices, found.slots)
+    if isinstance(found, KeptGraphs):
+        return Merged(*map(freeze, found.merged()))
+    kinds = np.concatenate([np.empty(0, np.int32), *(part.kinds for part in parts)])
+    return Merged(*merge_arrays(parts, part_offsets), freeze(kinds))
 
 
 def merge_arrays(parts: Sequence[GraphCore], part_offsets: Ints) -> tuple[Ints, Ints]:
@@ -144,9 +149,9 @@ def merge_edge_rows(parts: Sequence[GraphCore]) -> Ints:
     return freeze(np.where(rows >= 0, rows + shift, rows))
 
 
-def common_type_names(parts: Sequence[GraphCore], records: Records) -> tuple[str, ...] | None:
+def common_type_names(parts: Sequence[GraphCore], types: int) -> tuple[str, ...] | None:
     """The type names of all parts together, None where types are ids or absent; a mix of these raises."""
-    if not _differ(records[:, TYPES]):
+    if types != MIXED:
         return parts[0].type_names if parts else None
     # A graph without vertices goes with every kind of types.
     kinds = {part.type_names or part.type_ids is not None for part in parts if part.num_vertices}

@@ -7,15 +7,17 @@ With `rounds=k` the program has k + 1 layers of all vertices; layer 0 holds the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.api.graph_parts import MANY, MIXED
 from weft.graph.builder import Builder
 from weft.graph.program import EMPTY, Ints, NodeType, Program
 from weft.plan.condense import type_edges
+from weft.plan.graphs import MOST_KINDS, GraphProgram, KeptGraphs
 from weft.plan.levels import Bools, colevels, levels_within, occurring, offsets
-from weft.plan.library import address, is_plain, library
 from weft.plan.schedule import schedule
 
 if TYPE_CHECKING:
@@ -23,44 +25,80 @@ if TYPE_CHECKING:
     from weft.plan.plan import Plan
 
 
-def node_types(graph: Graph, many: bool) -> Ints:
-    """Two node types per vertex type: 2t gathers, 2t + 1 has no children."""
-    if not many or graph.type_ids is None:
-        return graph.childless
-    kinds = graph.merged_kinds
-    return graph.childless + np.int32(2) * graph.type_ids if kinds is None else kinds
+class Table:
+    """The node type of each kind of vertex (`Graph.kinds`)."""
+
+    def __init__(self, types: Sequence[int]) -> None:
+        self.types = np.array(types, dtype=np.int32)
+        self._present: dict[int, list[int]] = {}
+
+    def present(self, kinds: int) -> list[int]:
+        """The node types of a set of kinds, ascending; the set is a number with a bit for each."""
+        if kinds not in self._present:
+            numbers = [kind for kind in range(MOST_KINDS) if kinds >> kind & 1]
+            self._present[kinds] = sorted(set(self.types[numbers].tolist()))
+        return self._present[kinds]
 
 
-def present_types(type: Ints) -> list[int]:
-    """Which node types occur, ascending."""
-    made, occurs = library(), np.empty(256, dtype=np.bool_)
-    if made is not None and is_plain(type) and made.weft_occurring(address(type), len(type), len(occurs), address(occurs)):
-        return occurs.nonzero()[0].tolist()
-    return occurring(type, int(type.max(initial=-1)) + 1)
+ONE_TYPE, EVERY_TYPE = Table([kind % 2 for kind in range(MOST_KINDS)]), Table(range(MOST_KINDS))
+"""Two node types per vertex type: 2t gathers, 2t + 1 has no children. All vertices of one type, or as many as the graph has."""
 
 
-def tree_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> Program:
+@lru_cache(maxsize=256)
+def by_name(known: tuple[str, ...], names: tuple[str, ...]) -> Table:
+    """The same where a graph knows types by names, which `known` counts: every one of `names` is among them."""
+    numbers = [2 * known.index(name) + childless for name in names for childless in (0, 1)]
+    return Table([*numbers, *[0] * (MOST_KINDS - len(numbers))])
+
+
+class Seen:
+    """Which node type each vertex of a graph is: by its kind, or vertex by vertex."""
+
+    def __init__(self, graph: Graph, table: Table, ids: Ints | None = None) -> None:
+        self.graph, self.table = graph, table
+        if ids is not None:
+            self.ids = ids
+        found = graph.together
+        self.by_kind = ids is None and found.kinds != MANY and (table is ONE_TYPE or found.types != MIXED)
+
+    @cached_property
+    def present(self) -> list[int]:
+        """Which node types occur, ascending."""
+        if self.by_kind:
+            return self.table.present(self.graph.together.kinds)
+        return occurring(self.ids, int(self.ids.max(initial=-1)) + 1)
+
+    @cached_property
+    def ids(self) -> Ints:
+        """The node type of every vertex."""
+        if self.table is ONE_TYPE:
+            return self.graph.childless
+        return self.graph.kinds if self.table is EVERY_TYPE else self.table.types.take(self.graph.kinds)
+
+    def replaced(self, ids: Ints) -> Seen:
+        """The same graph with other node types."""
+        return Seen(self.graph, self.table, ids.astype(np.int32, copy=False))
+
+
+def tree_program(graph: Graph, kinds: tuple[NodeType, ...], seen: Seen, with_edges: bool) -> Program:
     """The program of a graph whose vertices each run once, children first. Types that read nothing have no arguments."""
+    if seen.by_kind and isinstance(graph.together, KeptGraphs):
+        edge = (lambda: _read_slots(graph, kinds, seen.ids, True)[2]) if with_edges else None
+        return GraphProgram(kinds, graph.together, seen.table.types, edge)
+    ptr, src, rows = _read_slots(graph, kinds, seen.ids, with_edges)
+    return Program(kinds, seen.ids, ptr, src, edge=rows if with_edges else None)
+
+
+def _read_slots(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges: bool) -> tuple[Ints, Ints, Ints]:
+    """Offsets, children and edge rows without the slots of vertices whose type reads none."""
     reads = np.array([bool(kind.ports) for kind in kinds], dtype=np.int32)
-    ptr, src, edge = graph.offsets, graph.children, graph.edge_rows if with_edges else None
-    if not reads.all():
-        ptr, src, edge = _drop(reads, type, ptr, src, edge)
-    return Program(tuple(kinds), type, ptr, src, edge=edge)
-
-
-def _drop(reads: Ints, type: Ints, ptr: Ints, src: Ints, edge: Ints | None) -> tuple[Ints, Ints, Ints | None]:
-    """Leave out the arguments of vertices whose type reads none."""
-    made = library()
-    if made is None or not is_plain(type):
-        lengths = np.diff(ptr)
-        reading = reads.take(type)
-        keep = np.repeat(reading, lengths) > 0
-        return offsets(lengths * reading), src[keep], None if edge is None else edge[keep]
-    new_ptr, new_src = np.empty_like(ptr), np.empty_like(src)
-    new_edge = None if edge is None else np.empty_like(edge)
-    places = [None if array is None else address(array) for array in (type, reads, ptr, src, edge, new_ptr, new_src, new_edge)]
-    kept = made.weft_drop(len(type), *places)
-    return new_ptr, new_src[:kept], None if new_edge is None else new_edge[:kept]
+    ptr, src = graph.offsets, graph.children
+    edge = graph.edge_rows if with_edges else src
+    if reads.all():
+        return ptr, src, edge
+    lengths, reading = np.diff(ptr), reads.take(type)
+    keep = np.repeat(reading, lengths) > 0
+    return offsets(lengths * reading), src[keep], edge[keep]
 
 
 def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: int, with_edges: bool) -> Program:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from weft.api.callcells import CallCells, pushes
-from weft.api.structure import INIT, plan_tree, round_program, tree_program
+from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
 from weft.errors import StructureError
 from weft.graph.plain import Unforeseen
 from weft.graph.ports import ports_of
@@ -32,24 +32,24 @@ class VertexCall(CallCells):
 
     def plan(self) -> tuple[Plan, dict[int, CompiledCell], Any, bool]:
         known = dict(self.cache.reads_type)
-        cells, kinds, ids, tree = self.cells()
+        cells, kinds, seen, tree = self.cells()
         if self.cache.reads_type != known:  # only now is it known whether v.type makes a difference
-            cells, kinds, ids, tree = self.cells()
+            cells, kinds, seen, tree = self.cells()
         options = self.options
-        key = (self.graph.key, tuple(kinds), self.rounds, options.policy, options.max_rows, self.edges is None)
+        key = (self.graph.key, kinds.number, self.rounds, options.policy, options.max_rows, self.edges is None)
         cached = key in self.cache.plans
-        plan = self.cache.plans.get(key, lambda: self._schedule(kinds, ids))
+        plan = self.cache.plans.get(key, lambda: self._schedule(kinds.types, seen))
         assert isinstance(plan, Plan)
         return plan, cells, tree, cached
 
-    def program(self, kinds: list[NodeType], ids: Ints) -> Program:
+    def program(self, kinds: tuple[NodeType, ...], seen: Seen) -> Program:
         with_edges = self.edges is not None
         if self.rounds is None:
-            return tree_program(self.graph, kinds, ids, with_edges)
-        return round_program(self.graph, kinds, ids, self.rounds, with_edges)
+            return tree_program(self.graph, kinds, seen, with_edges)
+        return round_program(self.graph, kinds, seen.ids, self.rounds, with_edges)
 
-    def _schedule(self, kinds: list[NodeType], ids: Ints) -> Plan:
-        program = self.program(kinds, ids)
+    def _schedule(self, kinds: tuple[NodeType, ...], seen: Seen) -> Plan:
+        program = self.program(kinds, seen)
         if self.rounds is None:
             with self._naming_cycles():
                 return plan_tree(self.graph, program, self.options.policy, self.options.max_rows)
@@ -143,15 +143,15 @@ class VertexCall(CallCells):
         return self._result(tree, [row + anchor.to(row) if row.is_floating_point() else row for row in rows])
 
     def _run_reference(self) -> Any:
-        kinds, ids, bodies, trees = self._reference_types()
-        program = self.program(kinds, ids)
+        kinds, seen, bodies, trees = self._reference_types()
+        program = self.program(tuple(kinds), seen)
         if not program.num_nodes:
             return self._empty(None)
         feeds = {"x": self.x, "init": self.init}
         with self._naming_cycles():
             results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame)
         mine = results if self.rounds is None else results[self.rounds * self.graph.num_vertices :]
-        tree = self._pushed_by_rows(mine, ids, trees)
+        tree = self._pushed_by_rows(mine, seen.ids, trees)
         at = range(len(mine)) if self.at is None else self.at.tolist()
         rows = []
         for name in self._wanted(tree):
@@ -169,21 +169,21 @@ class VertexCall(CallCells):
                 found[number] = trees[number]["tree"], pushes(outputs)
         return self._common(found)
 
-    def _reference_types(self) -> tuple[list[NodeType], Ints, dict[int, Any], dict[int, dict[str, Any]]]:
-        many = self.type_ids is not None
-        ids = self._node_types(many) & ~np.int32(1)
+    def _reference_types(self) -> tuple[list[NodeType], Seen, dict[int, Any], dict[int, dict[str, Any]]]:
+        seen = self._node_types(self.graph.has_types)
+        seen = seen.replaced(seen.ids & ~np.int32(1))
         bodies: dict[int, Any] = {}
         trees: dict[int, dict[str, Any]] = {}
         spec = self._spec(False)
         kinds: list[NodeType] = []
-        for number in range(int(ids.max(initial=-1)) + 1):
+        for number in range(max(seen.present, default=-1) + 1):
             trees[number] = {}
             bodies[number] = self.body(number // 2, spec, trees[number]), spec
             kinds.append(NodeType(self.name, ports_of({("sum", ""): TensorSpec((), torch.float32)}, spec.first_child)))
         if self.rounds is not None:
             kinds.append(INIT)
             bodies[len(kinds) - 1] = (lambda rows: {(0, key): value for key, value in rows.feed("init").items()}), spec
-        return kinds, ids, bodies, trees
+        return kinds, seen, bodies, trees
 
     def _blame(self, node: int, error: Exception) -> None:
         vertex = node % max(self.graph.num_vertices, 1)

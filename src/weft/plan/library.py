@@ -16,16 +16,19 @@ import numpy.typing as npt
 
 from weft.cc import build, compiler
 
-TEXTS = ("work.c", "order.c", "layout.c", "returns.c", "merge.c")
+TEXTS = ("work.c", "order.c", "layout.c", "returns.c", "graphs.c")
 NUMBER, POINTER = ctypes.c_long, ctypes.c_void_p
 FUNCTIONS = {
     "weft_plan": (POINTER, (NUMBER, NUMBER, NUMBER, *[POINTER] * 5, NUMBER, NUMBER, POINTER)),
     "weft_fill": (ctypes.c_int, (POINTER, POINTER)),
     "weft_returns_room": (NUMBER, (POINTER,)),
     "weft_returns": (ctypes.c_int, (POINTER, POINTER)),
-    "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 6)),
-    "weft_drop": (NUMBER, (NUMBER, *[POINTER] * 8)),
-    "weft_occurring": (ctypes.c_int, (POINTER, NUMBER, NUMBER, POINTER)),
+    "weft_graph": (POINTER, (POINTER,) * 5),
+    "weft_graph_free": (None, (POINTER,)),
+    "weft_totals": (None, (POINTER, NUMBER, POINTER, POINTER)),
+    "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 3)),
+    "weft_program": (NUMBER, (POINTER, NUMBER, NUMBER, *[POINTER] * 5)),
+    "weft_plan_graphs": (POINTER, (POINTER, NUMBER, NUMBER, POINTER, POINTER, NUMBER, POINTER)),
 }
 
 

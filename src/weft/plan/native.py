@@ -6,9 +6,9 @@ the same plan or raises what is to be raised. A plan comes back as one array of 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import time
+from array import array
 from itertools import pairwise
 
 import numpy as np
@@ -27,11 +27,11 @@ HEADER, OF_GROUP, OF_OUTPUT, OF_CLASS, OF_READ, OF_BACK = 16, 5, 4, 4, 10, 9
 def plan_natively(program: Program, policy: str, max_rows: int | None, started: float) -> Plan | None:
     """The plan that `schedule` makes with numpy; None where C cannot make it."""
     made = library()
-    kinds = _described(program.types) if made is not None and program.num_nodes else None
+    kinds = described(program.types) if made is not None and program.num_nodes else None
     arrays = [program.type, program.ptr, program.src] + ([] if program.out is None else [program.out])
     if kinds is None or not all(map(is_plain, arrays)):
         return None
-    sizes = (ctypes.c_int64 * 2)()
+    sizes = array("q", (0, 0))
     work = made.weft_plan(
         program.num_nodes,
         program.num_arguments,
@@ -41,19 +41,22 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
         None if program.out is None else address(program.out),
         POLICIES[policy],
         max_rows or 0,
-        sizes,
+        sizes.buffer_info()[0],
     )
-    if work is None:
-        return None
+    return None if work is None else finished(work, program, policy, max_rows, sizes, started)
+
+
+def finished(work: int, program: Program, policy: str, max_rows: int | None, sizes: array[int], started: float) -> Plan | None:
+    """The plan that C has begun; None where it gives up."""
     total, table = sizes
     buffer = np.empty(total, dtype=np.int32)
-    if not made.weft_fill(work, address(buffer)):
+    if not library().weft_fill(work, address(buffer)):
         return None
     return _plan(program, policy, max_rows, buffer, buffer[:table].tolist(), started)
 
 
 @functools.lru_cache(maxsize=256)
-def _described(types: tuple[NodeType, ...]) -> Ints | None:
+def described(types: tuple[NodeType, ...]) -> Ints | None:
     """Node types as one array; None for ports that are not sound."""
     ports = [port for kind in types for port in kind.ports]
     if not all(port.kind in KINDS and port.positions and min(port.positions) >= 0 for port in ports):

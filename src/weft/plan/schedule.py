@@ -14,6 +14,7 @@ from weft.graph.program import Ints, Program
 from weft.plan.agenda import agenda_steps
 from weft.plan.condense import GroupOrder, condense
 from weft.plan.depth import depth_steps
+from weft.plan.graphs import GraphProgram, plan_graphs
 from weft.plan.layout import lay_out
 from weft.plan.levels import colevels, levels
 from weft.plan.native import plan_natively
@@ -39,9 +40,11 @@ def schedule(
         raise TypeMismatch(f"policy: expected one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
     if max_rows is not None and max_rows < 1:
         raise TypeMismatch(f"max_rows: expected a positive number or None, got {max_rows!r}")
-    plan = plan_natively(program, policy, max_rows, started) or _with_numpy(
-        program, policy, max_rows, level_of, above, edges, started
-    )
+    plan = None
+    if isinstance(program, GraphProgram) and policy in ("auto", "condense"):
+        plan = plan_graphs(program, policy, max_rows, started)
+    plan = plan or plan_natively(program, policy, max_rows, started)
+    plan = plan or _with_numpy(program, policy, max_rows, level_of, above, edges, started)
     if os.environ.get("WEFT_VERIFY") == "1":
         verify_plan(plan)
     return plan

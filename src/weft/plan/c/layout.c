@@ -9,33 +9,63 @@ enum { CLASS_ROWS, HAS_EMPTY, SPANS_FROM, SPANS_TO, OF_CLASS };
 enum { SPAN_GROUP, SPAN_FIRST, SPAN_LAST, OF_SPAN }; /* class rows that a group writes */
 enum { READ_TYPE, READ_PORT, READ_KIND, READ_WIDTH, READ_CLASS, READ_GROUP, RECURRENT, READ_LENGTH, READ_PIECES, READ_AT, OF_READ };
 
-/* Nodes by type, then step, then the way above them, longest first, then number. */
-static void find_rows(Work *w) {
-    long n = w->n, steps = w->steps, top = 0;
-    const i32 *type = w->type, *turn = w->turn, *above = w->above, *first_step = w->type_first_step;
-    i32 *node = w->node = ints(w, n), *row = w->row = ints(w, n), *size = w->step_size = ints(w, steps);
-    for (long i = 0; i < n; i++) top = above[i] > top ? above[i] : top;
-    long both = steps * (top + 1);
-    if (both <= 4 * n + 4096) { /* one pass by step and way together, else one pass by each */
-        i32 *starts = zeros(w, both + 1), *key = row;
-        for (long i = 0; i < n; i++) starts[key[i] = (first_step[type[i]] + turn[i]) * (top + 1) + top - above[i]]++;
-        run_starts(starts, both);
-        for (long s = 0; s < steps; s++) size[s] = starts[(s + 1) * (top + 1)] - starts[s * (top + 1)];
-        for (long i = 0; i < n; i++) {
-            i32 place = starts[key[i]]++;
-            node[place] = i, row[i] = place - w->first[type[i]];
+/* Nodes are sorted by type, then step, then the way above them, longest first, then number: their key is the step and the way,
+   or the step alone where there would be more keys than is good. Here they are counted. */
+static void find_keys(Work *w) {
+    long steps = w->steps, ways = w->top + 1, both = steps * ways;
+    if (both > 4 * w->n + 4096) ways = 1, both = steps;
+    i32 *starts = w->starts = zeros(w, both + 1), *key = w->key = ints(w, w->n);
+    w->step_size = ints(w, steps);
+    for (const Part *p = w->part; p < w->part + w->parts; p++) {
+        const i32 *number = p->number;
+        for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
+            i32 first = w->type_first_step[run[RUN_TYPE]];
+            for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
+                i32 way = ways > 1 ? w->top - p->above[*number] : 0;
+                starts[*key++ = (first + p->turn[*number]) * ways + way]++;
+            }
         }
+    }
+    run_starts(starts, both);
+    for (long s = 0; s < steps; s++) w->step_size[s] = starts[(s + 1) * ways] - starts[s * ways];
+}
+
+/* Nodes whose keys do not tell the way above them, sorted by it: longest first. Fills the keys anew, in this order. */
+static i32 *sort_by_way(Work *w) {
+    i32 *ways = zeros(w, w->top + 2), *sorted = ints(w, w->n), *key = ints(w, w->n), *at = w->key;
+    for (int placing = 0; placing < 2; placing++) {
+        i32 base = 0;
+        for (const Part *p = w->part; p < w->part + w->parts; base += p++->n)
+            for (long i = 0; i < p->n; i++) {
+                i32 *place = ways + w->top - p->above[p->number[i]];
+                if (placing) key[*place] = *at++, sorted[*place] = base + p->number[i];
+                ++*place;
+            }
+        if (!placing) run_starts(ways, w->top + 1);
+    }
+    w->key = key;
+    return sorted;
+}
+
+/* The nodes in the order of rows, and for each node its row within its type. */
+static void fill_rows(Work *w, i32 *node, i32 *row) {
+    i32 *starts = w->starts, *key = w->key, base = 0;
+    if (w->steps * (w->top + 1) > 4 * w->n + 4096) {
+        i32 *sorted = sort_by_way(w);
+        for (long at = 0; at < w->n; at++) node[starts[w->key[at]]++] = sorted[at];
+        for (long t = 0; t < w->types; t++)
+            for (i32 at = w->first[t]; at < w->first[t + 1]; at++) row[node[at]] = at - w->first[t];
         return;
     }
-    i32 *ways = zeros(w, top + 2), *ranks = zeros(w, steps + 1), *by_way = ints(w, n);
-    for (long i = 0; i < n; i++) ways[top - above[i]]++, ranks[first_step[type[i]] + turn[i]]++;
-    memcpy(size, ranks, steps * sizeof(i32));
-    run_starts(ways, top + 1);
-    run_starts(ranks, steps);
-    for (long i = 0; i < n; i++) by_way[ways[top - above[i]]++] = i;
-    for (long at = 0; at < n; at++) {
-        i32 i = by_way[at], place = ranks[first_step[type[i]] + turn[i]]++;
-        node[place] = i, row[i] = place - w->first[type[i]];
+    for (const Part *p = w->part; p < w->part + w->parts; base += p++->n) {
+        const i32 *number = p->number;
+        for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
+            i32 first = w->first[run[RUN_TYPE]];
+            for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
+                i32 place = starts[*key++]++;
+                node[place] = base + *number, row[base + *number] = place - first;
+            }
+        }
     }
 }
 
@@ -87,27 +117,41 @@ static void find_sizes(Work *w) {
     w->total = w->table + 2 * w->n + 3 * w->pieces + class_rows + arrays;
 }
 
+/* From steps to the size of the plan, which goes to `sizes`. Returns 0 where 32 bits do not suffice. */
+static int measure(Work *w, int64_t *sizes) {
+    find_keys(w);
+    find_pieces(w);
+    find_sizes(w);
+    sizes[0] = w->total, sizes[1] = w->table;
+    return w->total <= INT32_MAX;
+}
+
+/* All of a program as one part. */
+static void make_part(Work *w) {
+    i32 *runs = ints(w, w->types * OF_RUN), types = 0;
+    for (long t = 0; t < w->types; t++)
+        if (w->count[t]) runs[types * OF_RUN + RUN_TYPE] = t, runs[types++ * OF_RUN + RUN_COUNT] = w->count[t];
+    w->part = take(w, 1, sizeof(Part)), w->parts = 1;
+    *w->part = (Part){w->n, w->m, types, runs, w->of_type, w->type, w->ptr, w->src, w->out, w->turn, w->above};
+}
+
 /* Begin a plan. Returns NULL where the program is not sound, has a cycle, or memory or 32 bits do not suffice. */
 Work *weft_plan(long n, long m, long types, const i32 *kinds, const i32 *type, const i32 *ptr, const i32 *src, const i32 *out,
                 long policy, long max_rows, int64_t *sizes) {
-    Work *w = calloc(1, sizeof(Work));
+    Work *w = begin(types, kinds, max_rows);
     if (!w) return NULL;
-    w->n = n, w->m = m, w->types = types, w->max_rows = max_rows;
-    w->type = type, w->ptr = ptr, w->src = src, w->out = out;
-    w->outputs = kinds, w->port_ptr = kinds + types, w->port_kind = w->port_ptr + types + 1;
-    w->position_ptr = w->port_kind + w->port_ptr[types], w->positions = w->position_ptr + w->port_ptr[types] + 1;
+    w->n = n, w->m = m, w->type = type, w->ptr = ptr, w->src = src, w->out = out;
     if (setjmp(w->give_up) || !is_sound(w)) return release(w), NULL;
     count_types(w);
+    sort_by_type(w);
     if (!find_edges(w)) return release(w), NULL;
+    find_feeds(w);
     find_groups(w, policy);
     find_levels(w);
+    count_levels(w);
     find_steps(w, policy);
-    find_rows(w);
-    find_pieces(w);
-    find_sizes(w);
-    if (w->total > INT32_MAX) return release(w), NULL;
-    sizes[0] = w->total, sizes[1] = w->table;
-    return w;
+    make_part(w);
+    return measure(w, sizes) ? w : (release(w), NULL);
 }
 
 /* Union of outputs that one port reads together. */
@@ -116,63 +160,75 @@ static i32 find(i32 *parent, i32 output) {
     return output;
 }
 
-/* What a pass over a port's arguments finds: its first output (-1: none at all), holes, and whether its own group feeds it. */
+/* One port of one type: what it gathers, for each row of the type. A pass over its arguments finds its first output (-1: none at
+   all), holes, and whether its own group feeds it. */
 typedef struct {
+    i32 type, kind, width, group, number;
+    const i32 *positions;
+    i32 *arguments, *places, *offsets; /* `offsets` bounds each row's, where it takes any number */
     i32 first, has_empty, recurrent;
-} Found;
+} Gather;
 
 typedef struct {
-    i32 *parent, *seen, number, group;
+    i32 *parent, *seen;
 } Outputs;
 
 /* An output that a port had not met before. */
-static void meet(Work *w, Outputs *o, Found *found, i32 type, i32 output) {
+static void meet(Work *w, Outputs *o, Gather *g, i32 type, i32 output) {
     if (output < w->output_first[type] || output >= w->output_first[type + 1]) longjmp(w->give_up, 1);
-    o->seen[output] = o->number;
-    if (found->first < 0) found->first = output;
-    o->parent[find(o->parent, output)] = find(o->parent, found->first);
-    found->recurrent |= w->cyclic[o->group] && w->group_of[type] == o->group;
+    o->seen[output] = g->number;
+    if (g->first < 0) g->first = output;
+    o->parent[find(o->parent, output)] = find(o->parent, g->first);
+    g->recurrent |= w->cyclic[g->group] && w->group_of[type] == g->group;
 }
 
-/* Where the class row of what argument `at` names will be. */
-static inline i32 place_of(Work *w, Outputs *o, Found *found, i32 at) {
-    i32 source = w->src[at], type = w->type[source], output = w->output_first[type] + (w->out ? w->out[at] : 0);
+/* Where the class row of what argument `at` names will be. `row`: the rows of the part's nodes. */
+static inline i32 place_of(Work *w, Outputs *o, Gather *g, const Part *p, const i32 *row, i32 at) {
+    i32 source = p->src[at], type = p->type[source], output = w->output_first[type] + (p->out ? p->out[at] : 0);
     if ((uint32_t)output >= (uint32_t)w->num_outputs) longjmp(w->give_up, 1);
-    if (o->seen[output] != o->number) meet(w, o, found, type, output);
-    return w->class_row_first[output] + w->row[source];
+    if (o->seen[output] != g->number) meet(w, o, g, type, output);
+    return w->class_row_first[output] + row[source];
 }
 
-/* Arguments and places of a port of fixed width, in the order of the type's rows, -1 where there is none; returns how many. */
-static NOT_INLINE long find_slots(Work *w, Outputs *o, Found *found, i32 t, i32 port, i32 *arguments, i32 *places) {
-    const i32 *positions = w->positions + w->position_ptr[port], *ptr = w->ptr, *src = w->src;
-    i32 width = w->position_ptr[port + 1] - w->position_ptr[port], length = 0;
-    for (i32 at = w->first[t]; at < w->first[t + 1]; at++) {
-        i32 begin = ptr[w->node[at]], end = ptr[w->node[at] + 1];
-        for (i32 slot = 0; slot < width; slot++, length++) {
+/* Arguments and places of a port of fixed width for these nodes of a part, -1 where there is none. */
+static NOT_INLINE void gather_slots(Work *w, Outputs *o, Gather *g, const Part *p, const i32 *row, i32 before, const i32 *number,
+                                    long count) {
+    const i32 *positions = g->positions, *ptr = p->ptr, *src = p->src;
+    i32 width = g->width, has_empty = 0;
+    for (long i = 0; i < count; i++) {
+        i32 node = number[i], begin = ptr[node], end = ptr[node + 1], *argument = g->arguments + (long)row[node] * width;
+        i32 *place = g->places + (long)row[node] * width;
+        for (i32 slot = 0; slot < width; slot++) {
             i32 k = positions[slot] < end - begin ? begin + positions[slot] : -1;
             int is_filled = k >= 0 && src[k] >= 0;
-            arguments[length] = k;
-            places[length] = is_filled ? place_of(w, o, found, k) : -1;
-            found->has_empty |= !is_filled;
+            argument[slot] = k < 0 ? -1 : before + k;
+            place[slot] = is_filled ? place_of(w, o, g, p, row, k) : -1;
+            has_empty |= !is_filled;
         }
     }
-    return length;
+    g->has_empty |= has_empty;
 }
 
-/* The same for a port that takes all arguments from a position on, empty ones left out; `offsets` bounds each row's. */
-static NOT_INLINE long find_bags(Work *w, Outputs *o, Found *found, i32 t, i32 port, i32 *arguments, i32 *places, i32 *offsets) {
-    i32 position = w->positions[w->position_ptr[port]], length = 0;
-    for (i32 at = w->first[t]; at < w->first[t + 1]; at++) {
-        i32 begin = w->ptr[w->node[at]], end = w->ptr[w->node[at] + 1];
-        *offsets++ = length;
-        for (i32 k = begin + (position < end - begin ? position : end - begin); k < end; k++) {
-            if (w->src[k] < 0) continue;
-            arguments[length] = k;
-            places[length++] = place_of(w, o, found, k);
+/* How many arguments a port that takes all from a position on, empty ones left out, finds for each of these nodes. */
+static NOT_INLINE void count_bags(Gather *g, const Part *p, const i32 *row, const i32 *number, long count) {
+    for (long i = 0; i < count; i++) {
+        i32 found = 0;
+        for (i32 k = p->ptr[number[i]] + g->positions[0]; k < p->ptr[number[i] + 1]; k++) found += p->src[k] >= 0;
+        g->offsets[row[number[i]]] = found;
+    }
+}
+
+/* The same as for slots, where `offsets` is known. */
+static NOT_INLINE void gather_bags(Work *w, Outputs *o, Gather *g, const Part *p, const i32 *row, i32 before, const i32 *number,
+                                   long count) {
+    for (long i = 0; i < count; i++) {
+        i32 at = g->offsets[row[number[i]]];
+        for (i32 k = p->ptr[number[i]] + g->positions[0]; k < p->ptr[number[i] + 1]; k++) {
+            if (p->src[k] < 0) continue;
+            g->arguments[at] = before + k;
+            g->places[at++] = place_of(w, o, g, p, row, k);
         }
     }
-    *offsets = length;
-    return length;
 }
 
 /* For each piece of an index its first entry if it counts up by one and never reaches `stop`, else -1; 0 if it is empty. */
@@ -263,60 +319,86 @@ static void fill_tables(Work *w, i32 *plan) {
     memcpy(plan + places[AT_GROUP_TYPES], w->group_types, w->group_ptr[w->groups] * sizeof(i32));
     memcpy(plan + places[AT_FIRST], w->first, (w->types + 1) * sizeof(i32));
     memcpy(plan + places[AT_OUTPUT_FIRST], w->output_first, (w->types + 1) * sizeof(i32));
-    memcpy(plan + places[ROWS], w->node, w->n * sizeof(i32));
-    memcpy(plan + places[ROW], w->row, w->n * sizeof(i32));
+    fill_rows(w, plan + places[ROWS], plan + places[ROW]);
     memcpy(plan + places[STEPS], w->piece_type, w->pieces * sizeof(i32));
     memcpy(plan + places[STEPS] + w->pieces, w->piece_lo, w->pieces * sizeof(i32));
     memcpy(plan + places[STEPS] + 2 * w->pieces, w->piece_hi, w->pieces * sizeof(i32));
 }
 
-/* Everything about the reads that can be known before there are classes: arguments, places, bounds. */
-static Found *fill_reads(Work *w, i32 *plan, i32 *parent, i32 *next) {
-    Outputs outputs = {parent, filled(w, w->num_outputs, -1), 0, 0};
-    Found *found = take(w, w->reads, sizeof(Found));
-    i32 *entry = plan + plan[AT_READS];
-    for (long t = 0; t < w->types; t++) {
-        if (!w->count[t]) continue;
-        for (i32 port = w->port_ptr[t]; port < w->port_ptr[t + 1]; port++, outputs.number++, entry += OF_READ) {
-            Found *mine = found + outputs.number;
-            *mine = (Found){-1, 0, 0};
-            outputs.group = w->group_of[t];
-            i32 kind = w->port_kind[port], width = kind == SLOTS ? w->position_ptr[port + 1] - w->position_ptr[port] : 1;
-            long room = kind == SLOTS ? (long)width * w->count[t] : w->arguments[t];
-            i32 *offsets = next + 2 * room;
-            long length = kind == SLOTS ? find_slots(w, &outputs, mine, t, port, next, next + room)
-                                        : find_bags(w, &outputs, mine, t, port, next, next + room, offsets);
-            i32 *bounds = kind == SLOTS ? offsets : offsets + w->count[t] + 1;
-            long pieces = fill_bounds(w, t, mine->recurrent, bounds);
-            i32 made[] = {t, port - w->port_ptr[t], kind, width, -1, w->group_of[t], mine->recurrent, length, pieces, next - plan};
-            memcpy(entry, made, sizeof(made));
-            if (length < room) {
-                memmove(next + length, next + room, length * sizeof(i32));
-                memmove(next + 2 * length, offsets, (bounds + pieces + 1 - offsets) * sizeof(i32));
+enum { COUNT, GATHER };
+
+/* Go through all arguments of all parts, port by port: count those of ports that take any number, or gather all. */
+static void pass_arguments(Work *w, Outputs *o, Gather *gathers, const i32 *gather_first, const i32 *row, int what) {
+    i32 before = 0;
+    for (const Part *p = w->part; p < w->part + w->parts; before += p->m, row += p++->n) {
+        const i32 *number = p->number;
+        for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; number += run[RUN_COUNT], run += OF_RUN) {
+            for (i32 at = gather_first[run[RUN_TYPE]]; at < gather_first[run[RUN_TYPE] + 1]; at++) {
+                Gather *g = gathers + at;
+                if (what == COUNT && g->offsets) count_bags(g, p, row, number, run[RUN_COUNT]);
+                if (what == GATHER && g->offsets) gather_bags(w, o, g, p, row, before, number, run[RUN_COUNT]);
+                if (what == GATHER && !g->offsets) gather_slots(w, o, g, p, row, before, number, run[RUN_COUNT]);
             }
-            next += 2 * length + (bounds - offsets) + 2 * pieces + 1;
         }
     }
-    return found;
+}
+
+/* The ports of all types that have nodes; returns where each type's start. */
+static i32 *list_gathers(Work *w, Gather *gathers) {
+    i32 *first = ints(w, w->types + 1), found = 0;
+    for (long t = 0; t < w->types; t++) {
+        first[t] = found;
+        for (i32 port = w->port_ptr[t]; w->count[t] && port < w->port_ptr[t + 1]; port++, found++) {
+            i32 kind = w->port_kind[port], width = kind == SLOTS ? w->position_ptr[port + 1] - w->position_ptr[port] : 1;
+            gathers[found] = (Gather){t, kind, width, w->group_of[t], found, w->positions + w->position_ptr[port]};
+            gathers[found].first = -1;
+            if (kind != SLOTS) gathers[found].offsets = zeros(w, w->count[t] + 1);
+        }
+    }
+    first[w->types] = found;
+    return first;
+}
+
+/* Everything about the reads that can be known before there are classes: arguments, places, bounds. */
+static Gather *fill_reads(Work *w, i32 *plan, i32 *parent, i32 *next) {
+    Outputs outputs = {parent, filled(w, w->num_outputs, -1)};
+    Gather *gathers = take(w, w->reads, sizeof(Gather));
+    i32 *first = list_gathers(w, gathers), *entry = plan + plan[AT_READS], bags = 0;
+    const i32 *row = plan + plan[ROW];
+    for (long at = 0; at < w->reads; at++) bags |= gathers[at].kind != SLOTS;
+    if (bags) pass_arguments(w, &outputs, gathers, first, row, COUNT);
+    for (Gather *g = gathers; g < gathers + w->reads; g++, entry += OF_READ) {
+        long rows = w->count[g->type], length = rows * g->width;
+        if (g->offsets) run_starts(g->offsets, rows), length = g->offsets[rows];
+        i32 made[] = {g->type, g->number - first[g->type], g->kind, g->width, -1, g->group, 0, length, 0, next - plan};
+        memcpy(entry, made, sizeof(made));
+        g->arguments = next, g->places = next + length, next += 2 * length;
+        if (g->offsets) g->offsets = memcpy(next, g->offsets, (rows + 1) * sizeof(i32)), next += rows + 1;
+        next += 2 * w->type_pieces[g->type] + 1;
+    }
+    pass_arguments(w, &outputs, gathers, first, row, GATHER);
+    return gathers;
 }
 
 /* From places to class rows, and which pieces of them are slices. */
-static void fill_index(Work *w, i32 *plan, const Found *found, const i32 *class_rows) {
+static void fill_index(Work *w, i32 *plan, const Gather *gathers, const i32 *class_rows) {
     i32 *entry = plan + plan[AT_READS];
     for (long read = 0; read < w->reads; read++, entry += OF_READ) {
         long length = entry[READ_LENGTH];
         i32 *index = plan + entry[READ_AT] + length, *offsets = entry[READ_KIND] == SLOTS ? NULL : index + length;
-        i32 *bounds = offsets ? offsets + w->count[entry[READ_TYPE]] + 1 : index + length, *slices = bounds + entry[READ_PIECES] + 1;
-        if (found[read].first < 0) { /* a port that finds nothing at all reads zeros, and belongs to no class */
+        i32 *bounds = offsets ? offsets + w->count[entry[READ_TYPE]] + 1 : index + length;
+        entry[RECURRENT] = gathers[read].recurrent;
+        i32 pieces = entry[READ_PIECES] = fill_bounds(w, entry[READ_TYPE], entry[RECURRENT], bounds), *slices = bounds + pieces + 1;
+        if (gathers[read].first < 0) { /* a port that finds nothing at all reads zeros, and belongs to no class */
             memset(index, 0, length * sizeof(i32));
             slices[0] = -1;
             continue;
         }
-        entry[READ_CLASS] = plan[plan[AT_OUTPUTS] + found[read].first * OF_OUTPUT + OUT_CLASS];
+        entry[READ_CLASS] = plan[plan[AT_OUTPUTS] + gathers[read].first * OF_OUTPUT + OUT_CLASS];
         i32 *class = plan + plan[AT_CLASSES] + entry[READ_CLASS] * OF_CLASS, end = class[CLASS_ROWS];
-        class[HAS_EMPTY] |= found[read].has_empty;
+        class[HAS_EMPTY] |= gathers[read].has_empty;
         for (long at = 0; at < length; at++) index[at] = index[at] < 0 ? end : class_rows[index[at]];
-        find_slices(index, offsets, entry[READ_WIDTH], bounds, entry[READ_PIECES], end, slices);
+        find_slices(index, offsets, entry[READ_WIDTH], bounds, pieces, end, slices);
     }
 }
 
@@ -328,9 +410,9 @@ int weft_fill(Work *w, i32 *plan) {
     w->class_row_first = ints(w, w->num_outputs);
     for (long t = 0, o = 0, rows = 0; t < w->types; t++)
         for (; o < w->output_first[t + 1]; o++, rows += w->count[t]) parent[o] = o, w->class_row_first[o] = rows;
-    Found *found = fill_reads(w, plan, parent, class_rows + w->class_rows);
+    Gather *gathers = fill_reads(w, plan, parent, class_rows + w->class_rows);
     fill_classes(w, plan, parent, class_rows);
-    fill_index(w, plan, found, class_rows);
+    fill_index(w, plan, gathers, class_rows);
     release(w);
     return 1;
 }

@@ -2,43 +2,49 @@
 
 static int ascending(const void *a, const void *b) { return *(const i32 *)a - *(const i32 *)b; }
 
-/* For each type those that feed it, ascending; returns where each type's start in `*producers`. */
-static i32 *type_edges(Work *w, i32 **producers) {
-    enum { FEW = 128 };
-    long types = w->types, room = types < FEW ? types * types : w->m, found = 0;
-    i32 *edge_ptr = ints(w, types + 1), *edges = ints(w, room);
-    *producers = edges;
-    if (types < FEW) { /* a table of all pairs */
+enum { FEW = 128 }; /* types of which a table of all pairs is made */
+
+/* From a table of all pairs to the types that feed each type, ascending. */
+static void list_feeds(Work *w, const char *feeds) {
+    i32 found = 0;
+    w->feed_ptr = ints(w, w->types + 1), w->feeds = ints(w, w->types * w->types);
+    for (long t = 0; t < w->types; t++) {
+        w->feed_ptr[t] = found;
+        for (long producer = 0; producer < w->types; producer++)
+            if (feeds[t * w->types + producer]) w->feeds[found++] = producer;
+    }
+    w->feed_ptr[w->types] = found;
+}
+
+/* For each type those that feed it. */
+static void find_feeds(Work *w) {
+    long types = w->types, found = 0;
+    if (types < FEW) {
         char *feeds = memset(take(w, types * types, 1), 0, types * types);
         for (long k = 0; k < w->m; k++)
             if (w->from[k] >= 0) feeds[w->type[w->to[k]] * types + w->type[w->from[k]]] = 1;
-        for (long t = 0; t < types; t++) {
-            edge_ptr[t] = found;
-            for (long producer = 0; producer < types; producer++)
-                if (feeds[t * types + producer]) edges[found++] = producer;
-        }
-    } else {
-        sort_by_type(w);
-        i32 *seen = filled(w, types, -1);
-        for (long t = 0; t < types; t++) {
-            i32 before = edge_ptr[t] = found;
-            for (long at = w->first[t]; at < w->first[t + 1]; at++) {
-                for (i32 k = w->ptr[w->of_type[at]]; k < w->ptr[w->of_type[at] + 1]; k++) {
-                    i32 producer = w->src[k] < 0 ? -1 : w->type[w->src[k]];
-                    if (producer >= 0 && seen[producer] != t) seen[producer] = t, edges[found++] = producer;
-                }
-            }
-            qsort(edges + before, found - before, sizeof(i32), ascending);
-        }
+        list_feeds(w, feeds);
+        return;
     }
-    edge_ptr[types] = found;
-    return edge_ptr;
+    i32 *seen = filled(w, types, -1), *feeds = w->feeds = ints(w, w->m);
+    w->feed_ptr = ints(w, types + 1);
+    for (long t = 0; t < types; t++) {
+        i32 before = w->feed_ptr[t] = found;
+        for (long at = w->first[t]; at < w->first[t + 1]; at++) {
+            for (i32 k = w->ptr[w->of_type[at]]; k < w->ptr[w->of_type[at] + 1]; k++) {
+                i32 producer = w->src[k] < 0 ? -1 : w->type[w->src[k]];
+                if (producer >= 0 && seen[producer] != t) seen[producer] = t, feeds[found++] = producer;
+            }
+        }
+        qsort(feeds + before, found - before, sizeof(i32), ascending);
+    }
+    w->feed_ptr[types] = found;
 }
 
 /* Strongly connected components by Tarjan's algorithm with a stack of its own; `place` is a type's place among the open ones. */
 static void condense_types(Work *w) {
     long listed = w->types, groups = 0;
-    i32 *edges, *edge_ptr = type_edges(w, &edges);
+    i32 *edges = w->feeds, *edge_ptr = w->feed_ptr;
     i32 *place = filled(w, w->types, -1), *reaches = ints(w, w->types), *next = ints(w, w->types);
     i32 *open = ints(w, w->types), *path = ints(w, w->types);
     memcpy(next, edge_ptr, w->types * sizeof(i32));
@@ -155,10 +161,13 @@ static void find_levels(Work *w) {
         reader = to[k];
         level[reader] = highest = way > before ? way : before;
     }
+    i32 top = 0;
     for (long k = w->m - 1; k >= 0; k--) {
         i32 way = above[to[k]] + 1, before = above[from[k]];
         above[from[k]] = way > before ? way : before;
     }
+    for (long i = 0; i < w->n; i++) top = above[i] > top ? above[i] : top;
+    w->top = top;
 }
 
 /* One step for every level and type that occurs in a group, in that order; returns how many. */
@@ -255,14 +264,19 @@ static i32 *list_steps(Work *w, long group, const i32 *step, long steps, i32 *li
     return list + steps;
 }
 
+/* How many levels each type has, in the place after its own. */
+static void count_levels(Work *w) {
+    const i32 *level = w->level, *type = w->type;
+    i32 *levels = w->type_first_step = zeros(w, w->types + 1);
+    for (long i = 0; i < w->n; i++)
+        if (level[i] >= levels[type[i] + 1]) levels[type[i] + 1] = level[i] + 1;
+}
+
 /* The steps of all groups, one group after the other. */
 static void find_steps(Work *w, long policy) {
-    i32 *level = w->level, *list = w->listed_steps = ints(w, w->n), *step = NULL, *scratch = NULL, *starts = NULL;
-    i32 *steps_of = w->type_first_step = zeros(w, w->types + 1);
+    i32 *list = w->listed_steps = ints(w, w->n), *step = NULL, *scratch = NULL, *starts = NULL, *steps_of = w->type_first_step;
     w->group_first_step = ints(w, w->groups + 1);
-    w->turn = level;
-    for (long i = 0; policy == CONDENSE && i < w->n; i++)
-        if (level[i] >= steps_of[w->type[i] + 1]) steps_of[w->type[i] + 1] = level[i] + 1;
+    w->turn = w->level;
     Agenda agenda = {0};
     for (long group = 0; group < w->groups; group++) {
         const i32 *types = w->group_types + w->group_ptr[group];
@@ -272,7 +286,6 @@ static void find_steps(Work *w, long policy) {
             for (i32 s = 0; s < steps_of[types[0] + 1]; s++) *list++ = types[0];
             continue;
         }
-        sort_by_type(w);
         if (!step) step = ints(w, w->n), scratch = ints(w, w->n), starts = ints(w, w->n + 2);
         long steps = policy == AGENDA ? w->n + 1 : depth_steps(w, group, step, starts, scratch);
         const i32 *best = step;

@@ -20,24 +20,35 @@ typedef struct Block {
     struct Block *before;
 } Block;
 
+/* Nodes that follow each other and read nobody else: one of many examples, or all of a program. All numbers count from its first
+   node and its first argument. `runs` holds its types, for each how many nodes; `number` its nodes, run after run, ascending. */
+enum { RUN_TYPE, RUN_COUNT, RUN_ARGUMENTS, RUN_LEVELS, OF_RUN };
 typedef struct {
-    /* the program */
-    long n, m, types, max_rows;
+    long n, m, types;
+    const i32 *runs, *number, *type, *ptr, *src, *out, *turn, *above;
+} Part;
+
+typedef struct {
+    /* the program: its types, and its nodes as parts; where all are looked at together, also as one */
+    long n, m, types, max_rows, parts;
     const i32 *type, *ptr, *src, *out;
     const i32 *outputs, *port_ptr, *port_kind, *position_ptr, *positions;
+    Part *part;
     /* nodes of each type: how many, where they start in an order by type, and how many arguments they have together */
     i32 *count, *first, *arguments, *of_type;
     /* edges: the arguments in an order in which they can be followed */
     const i32 *from, *to;
+    /* for each type those that feed it, ascending */
+    i32 *feed_ptr, *feeds;
     /* groups of types, producers first */
     long groups;
     i32 *group_of, *group_ptr, *group_types, *cyclic;
     /* order: steps are numbered by type (`turn`: by which of its type's steps a node runs), and listed by group as they run */
     i32 *level, *above, *turn;
-    long steps;
+    long steps, top; /* `top`: the longest way above */
     i32 *type_first_step, *group_first_step, *listed_steps, *step_size;
-    /* rows: nodes by type, in the order of running; pieces: steps cut to max_rows */
-    i32 *node, *row;
+    /* where nodes of each key come, and the keys: nodes in the order of parts and runs; pieces: steps cut to max_rows */
+    i32 *starts, *key;
     long pieces;
     i32 *piece_first, *piece_type, *piece_lo, *piece_hi, *type_pieces;
     /* outputs that can be read, and what filling in needs of them */
@@ -64,6 +75,16 @@ static i32 *filled(Work *w, size_t count, i32 value) {
     i32 *made = ints(w, count);
     for (size_t i = 0; i < count; i++) made[i] = value;
     return made;
+}
+
+/* The work for a program of these types. */
+static Work *begin(long types, const i32 *kinds, long max_rows) {
+    Work *w = calloc(1, sizeof(Work));
+    if (!w) return NULL;
+    w->types = types, w->max_rows = max_rows;
+    w->outputs = kinds, w->port_ptr = kinds + types, w->port_kind = w->port_ptr + types + 1;
+    w->position_ptr = w->port_kind + w->port_ptr[types], w->positions = w->position_ptr + w->port_ptr[types] + 1;
+    return w;
 }
 
 static void release(Work *w) {
@@ -102,6 +123,12 @@ static int is_sound(const Work *w) {
     return low >= -1 && high < n;
 }
 
+static void find_first(Work *w) {
+    w->first = ints(w, w->types + 1);
+    memcpy(w->first, w->count, w->types * sizeof(i32));
+    run_starts(w->first, w->types);
+}
+
 /* Counting into one place again and again waits for memory; four places take turns. */
 static void count_types(Work *w) {
     enum { LANES = 4 };
@@ -116,14 +143,11 @@ static void count_types(Work *w) {
     for (long lane = 0; lane < LANES; lane++)
         for (long t = 0; t < w->types; t++)
             w->count[t] += lanes[lane * w->types + t], w->arguments[t] += lengths[lane * w->types + t];
-    w->first = ints(w, w->types + 1);
-    memcpy(w->first, w->count, w->types * sizeof(i32));
-    run_starts(w->first, w->types);
+    find_first(w);
 }
 
-/* Nodes by type, each type's in order of their numbers; few plans need it. */
+/* Nodes by type, each type's in order of their numbers. */
 static void sort_by_type(Work *w) {
-    if (w->of_type) return;
     i32 *next = ints(w, w->types);
     memcpy(next, w->first, w->types * sizeof(i32));
     w->of_type = ints(w, w->n);

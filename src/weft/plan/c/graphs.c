@@ -1,0 +1,222 @@
+/* Base graphs that are kept, and batches of them: parts.py. What a batch needs of a graph lies in one piece of memory; what only
+   depends on the graph and on how a model sees it, its levels above all, is found once and kept with the graph: a *view*. */
+
+enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 4 };
+enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, OF_TOTALS };
+
+enum { PAIR_READER, PAIR_PRODUCER, OF_PAIR }; /* a type that feeds another, or itself */
+
+/* `seen` tells which node type each kind of vertex is, and which of them read anything: vertices of others have no arguments.
+   Levels are those of groups of one type: they count the edges between vertices of one type. */
+typedef struct View {
+    struct View *next;
+    uint64_t seen;
+    Part part;
+    long top, pairs;
+    i32 *pair;
+    i32 arrays[];
+} View;
+
+/* Kinds of vertices: twice the type, and one more if there are no children. `kinds` is the set of those that occur, all ones if
+   there are kinds beyond it. Equal numbers mean equal names of types, and equal devices. */
+typedef struct {
+    int64_t n, m, edges, types, device;
+    uint64_t digest[2], kinds;
+    View *views;
+    i32 arrays[];
+} Graph;
+
+static const i32 *offsets_of(const Graph *g) { return g->arrays + g->m; }
+static const i32 *kinds_of(const Graph *g) { return g->arrays + g->m + g->n + 1; }
+
+Graph *weft_graph(const int64_t *numbers, const char *digest, const i32 *children, const i32 *offsets, const i32 *kinds) {
+    int64_t n = numbers[0], m = numbers[1];
+    Graph *g = malloc(sizeof(Graph) + (m + 2 * n + 1) * sizeof(i32));
+    if (!g) return NULL;
+    memset(g, 0, sizeof(Graph));
+    memcpy(g, numbers, 5 * sizeof(int64_t));
+    memcpy(g->digest, digest, sizeof(g->digest));
+    memcpy(g->arrays, children, m * sizeof(i32));
+    memcpy(g->arrays + m, offsets, (n + 1) * sizeof(i32));
+    memcpy(g->arrays + m + n + 1, kinds, n * sizeof(i32));
+    for (long v = 0; v < n; v++) g->kinds |= kinds[v] < MOST_KINDS ? (uint64_t)1 << kinds[v] : UINT64_MAX;
+    return g;
+}
+
+void weft_graph_free(Graph *g) {
+    for (View *view = g->views, *next; view; view = next) {
+        next = view->next;
+        free(view);
+    }
+    free(g);
+}
+
+/* What a batch of graphs is, in a few numbers, and the digests of all. -1 where types or devices are not alike. */
+void weft_totals(Graph *const *graph, long count, int64_t *totals, uint64_t *digests) {
+    memset(totals, 0, OF_TOTALS * sizeof(int64_t));
+    for (long i = 0; i < count; i++) {
+        __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i]);
+        const Graph *g = graph[i];
+        totals[VERTICES] += g->n, totals[SLOTS_OF_ALL] += g->m, totals[EDGES_OF_ALL] += g->edges, totals[KINDS_OF_ALL] |= g->kinds;
+        totals[TYPES_ALIKE] = i && totals[TYPES_ALIKE] != g->types ? -1 : g->types;
+        totals[DEVICE_ALIKE] = i && totals[DEVICE_ALIKE] != g->device ? -1 : g->device;
+        memcpy(digests + 2 * i, g->digest, sizeof(g->digest));
+        __builtin_prefetch(g->views);
+    }
+}
+
+/* The arrays of all graphs as those of one: vertices and slots count on from graph to graph. */
+void weft_merge(Graph *const *graph, long count, i32 *children, i32 *offsets, i32 *kinds) {
+    i32 vertices = 0, slots = 0;
+    for (long i = 0; i < count; i++) {
+        const Graph *g = graph[i];
+        const i32 *child = g->arrays, *first = offsets_of(g);
+        for (long k = 0; k < g->m; k++) children[slots + k] = child[k] + (child[k] < 0 ? 0 : vertices);
+        for (long v = 0; v < g->n; v++) offsets[vertices + v] = first[v] + slots;
+        memcpy(kinds + vertices, kinds_of(g), g->n * sizeof(i32));
+        vertices += g->n, slots += g->m;
+    }
+    offsets[vertices] = slots;
+}
+
+/* A graph's vertices as nodes: `table` has the type of each kind. Types without ports read nothing, so they have no arguments.
+   `vertices` and `slots` come before these; returns how many arguments there are. */
+static i32 as_nodes(const Graph *g, const i32 *table, const i32 *port_ptr, i32 vertices, i32 slots, i32 *type, i32 *ptr, i32 *src) {
+    const i32 *child = g->arrays, *offsets = offsets_of(g), *kind = kinds_of(g);
+    i32 kept = 0;
+    for (long v = 0; v < g->n; v++) {
+        i32 t = type[v] = table[kind[v]], reads = port_ptr[t + 1] > port_ptr[t];
+        ptr[v] = slots + kept;
+        for (i32 k = offsets[v]; k < offsets[v + 1]; k++, kept += reads) /* what is not kept is written over: no branch */
+            src[kept] = child[k] + (child[k] < 0 ? 0 : vertices);
+    }
+    return kept;
+}
+
+/* The program of a batch, for those who look at it; returns how many arguments it has. */
+long weft_program(Graph *const *graph, long count, long types, const i32 *kinds, const i32 *table, i32 *type, i32 *ptr, i32 *src) {
+    i32 vertices = 0, slots = 0;
+    for (long i = 0; i < count; vertices += graph[i++]->n)
+        slots += as_nodes(graph[i], table, kinds + types, vertices, slots, type + vertices, ptr + vertices, src + slots);
+    ptr[vertices] = slots;
+    return slots;
+}
+
+/* A view's arrays, one after the other: runs, pairs, number, level, above, type, ptr, src. */
+static View *empty_view(Work *w, long n, long m, long types, long pairs, int is_kept) {
+    size_t size = sizeof(View) + (types * OF_RUN + pairs * OF_PAIR + 5 * n + 1 + m) * sizeof(i32);
+    View *view = is_kept ? malloc(size) : take(w, size, 1);
+    if (!view) longjmp(w->give_up, 1);
+    i32 *runs = view->arrays, *number = runs + types * OF_RUN + pairs * OF_PAIR;
+    view->pairs = pairs, view->pair = runs + types * OF_RUN;
+    view->part = (Part){n, m, types, runs, number, number + 3 * n, number + 4 * n, number + 5 * n + 1, NULL, number + n, number + 2 * n};
+    return view;
+}
+
+/* What `w`, the work on one graph, has found, as a view. */
+static View *keep_view(Work *batch, Work *w, uint64_t seen, int is_kept) {
+    long types = 0;
+    for (long t = 0; t < w->types; t++) types += w->count[t] > 0;
+    View *view = empty_view(batch, w->n, w->m, types, w->feed_ptr[w->types], is_kept);
+    const i32 *arrays[] = {w->of_type, w->level, w->above, w->type};
+    i32 *run = view->arrays, *pair = view->pair, *next = pair + view->pairs * OF_PAIR;
+    for (int i = 0; i < 4; i++, next += w->n) memcpy(next, arrays[i], w->n * sizeof(i32));
+    memcpy(next, w->ptr, (w->n + 1) * sizeof(i32));
+    memcpy(next + w->n + 1, w->src, w->m * sizeof(i32));
+    for (long t = 0; t < w->types; t++) {
+        if (w->count[t]) {
+            i32 made[] = {t, w->count[t], w->arguments[t], w->type_first_step[t + 1]};
+            memcpy(run, made, sizeof(made)), run += OF_RUN;
+        }
+        for (i32 at = w->feed_ptr[t]; at < w->feed_ptr[t + 1]; at++, pair += OF_PAIR)
+            pair[PAIR_READER] = t, pair[PAIR_PRODUCER] = w->feeds[at];
+    }
+    view->seen = seen, view->top = w->top;
+    return view;
+}
+
+/* A graph as a model sees it. Gives up on a cycle. */
+static View *new_view(Work *batch, const Graph *g, const i32 *table, uint64_t seen, int is_kept) {
+    Work *w = begin(batch->types, batch->outputs, 0);
+    if (!w) longjmp(batch->give_up, 1);
+    if (setjmp(w->give_up)) {
+        release(w);
+        longjmp(batch->give_up, 1);
+    }
+    i32 *type = ints(w, g->n), *ptr = ints(w, g->n + 1), *src = ints(w, g->m + 1);
+    w->n = g->n, w->m = ptr[g->n] = as_nodes(g, table, w->port_ptr, 0, 0, type, ptr, src);
+    w->type = type, w->ptr = ptr, w->src = src;
+    count_types(w);
+    sort_by_type(w);
+    if (!find_edges(w)) longjmp(w->give_up, 1);
+    find_feeds(w);
+    w->groups = 1, w->cyclic = filled(w, 1, 1), w->group_of = ints(w, w->types);
+    for (long t = 0; t < w->types; t++) w->group_of[t] = t;
+    find_levels(w);
+    count_levels(w);
+    View *view = keep_view(batch, w, seen, is_kept);
+    release(w);
+    return view;
+}
+
+/* The view of a graph. Others may look for one at the same time, so views are never changed, only added. */
+static View *view_of(Work *w, Graph *g, const i32 *table, uint64_t seen) {
+    int many = 0;
+    for (View *view = __atomic_load_n(&g->views, __ATOMIC_ACQUIRE); view; view = view->next, many++)
+        if (view->seen == seen) return view;
+    View *made = new_view(w, g, table, seen, many < MOST_VIEWS);
+    if (many >= MOST_VIEWS) return made;
+    made->next = __atomic_load_n(&g->views, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(&g->views, &made->next, made, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {}
+    return made;
+}
+
+/* A number for what a view depends on: FNV-1a over the table and over which types read. */
+static uint64_t as_seen(const Work *w, const i32 *table) {
+    uint64_t seen = 14695981039346656037u;
+    for (long kind = 0; kind < MOST_KINDS; kind++) {
+        i32 t = table[kind];
+        seen = (seen ^ (uint32_t)t) * 1099511628211u;
+        seen = (seen ^ (t >= 0 && w->port_ptr[t + 1] > w->port_ptr[t])) * 1099511628211u;
+    }
+    return seen ^ (uint64_t)w->types << 48;
+}
+
+/* All graphs as parts, sums over them, and who feeds whom in any of them. */
+static void find_parts(Work *w, Graph *const *graph, long count, const i32 *table) {
+    uint64_t seen = as_seen(w, table);
+    char *feeds = memset(take(w, w->types * w->types, 1), 0, w->types * w->types);
+    w->part = take(w, count, sizeof(Part)), w->parts = count;
+    w->count = zeros(w, w->types), w->arguments = zeros(w, w->types), w->type_first_step = zeros(w, w->types + 1);
+    for (long i = 0; i < count; i++) {
+        if (i + AHEAD < count && graph[i + AHEAD]->views) __builtin_prefetch(graph[i + AHEAD]->views->arrays);
+        const View *view = view_of(w, graph[i], table, seen);
+        const Part *p = &view->part;
+        w->part[i] = *p;
+        w->n += p->n, w->m += p->m, w->top = view->top > w->top ? view->top : w->top;
+        for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
+            i32 t = run[RUN_TYPE], *levels = w->type_first_step + t + 1;
+            w->count[t] += run[RUN_COUNT], w->arguments[t] += run[RUN_ARGUMENTS];
+            *levels = run[RUN_LEVELS] > *levels ? run[RUN_LEVELS] : *levels;
+        }
+        for (const i32 *pair = view->pair; pair < view->pair + view->pairs * OF_PAIR; pair += OF_PAIR)
+            feeds[pair[PAIR_READER] * w->types + pair[PAIR_PRODUCER]] = 1;
+    }
+    list_feeds(w, feeds);
+}
+
+/* Begin the plan of a batch of graphs. Returns NULL where it is better planned as a program, or cannot be: cycles of several types,
+   many types, a cycle of vertices. */
+Work *weft_plan_graphs(Graph *const *graph, long count, long types, const i32 *kinds, const i32 *table, long max_rows,
+                       int64_t *sizes) {
+    Work *w = begin(types, kinds, max_rows);
+    if (!w) return NULL;
+    if (types >= FEW || setjmp(w->give_up)) return release(w), NULL;
+    find_parts(w, graph, count, table);
+    find_first(w);
+    find_groups(w, CONDENSE);
+    for (long group = 0; group < w->groups; group++)
+        if (w->group_ptr[group + 1] - w->group_ptr[group] > 1) return release(w), NULL;
+    find_steps(w, CONDENSE);
+    return measure(w, sizes) ? w : (release(w), NULL);
+}

@@ -1,0 +1,148 @@
+"""Batches of graphs that C keeps are planned as their programs are, whatever was found out about the graphs before."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from equal_plans import differences
+
+import weft
+from weft.api.structure import EVERY_TYPE, ONE_TYPE, Seen, Table, tree_program
+from weft.errors import StructureError
+from weft.graph.program import NodeType, Port, Program
+from weft.plan import graphs, native, schedule
+from weft.plan.graphs import GraphProgram, Kept, plan_graphs
+from weft.plan.library import library
+from weft.plan.plan import Plan
+from weft.plan.returns import returns
+
+PORTS = [
+    (),
+    (Port("slots", (0, 1)),),
+    (Port("slots", (2, 0)), Port("sum", (1,))),
+    (Port("edges"),),
+    (Port("sum"), Port("edges")),
+]
+
+
+@pytest.fixture(autouse=True)
+def with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library() is not None, "these tests need a C compiler: cc, gcc or clang"
+    monkeypatch.setenv("WEFT_VERIFY", "0")
+
+
+def random_graph(rng: np.random.Generator, types: int) -> weft.Graph:
+    """A DAG, numbered in order or not, in which some types may never read some others."""
+    count = int(rng.integers(1, 14))
+    number = rng.permutation(count) if rng.random() < 0.3 else np.arange(count)
+    children: list[list[int]] = [[] for _ in range(count)]
+    for at in range(1, count):
+        chosen = rng.integers(-1, at, size=rng.integers(0, 4))
+        children[number[at]] = [int(number[child]) if child >= 0 else -1 for child in chosen]
+    return weft.Graph(children, types=rng.integers(0, types, size=count))
+
+
+def random_kinds(rng: np.random.Generator, types: int) -> tuple[NodeType, ...]:
+    return tuple(NodeType(f"kind {t}", PORTS[rng.integers(len(PORTS))]) for t in range(types))
+
+
+def in_numpy(program: Program, max_rows: int | None, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    plain = Program(program.types, program.type, program.ptr, program.src)
+    with monkeypatch.context() as without:
+        without.setattr(native, "library", lambda: None)
+        made = schedule.schedule(plain, "auto", max_rows)
+        returns(made)
+    return made
+
+
+def random_batches(seed: int) -> Iterator[tuple[weft.Graph, Table, tuple[NodeType, ...], int | None]]:
+    """The same few graphs in batches of all sizes, seen by models that see them differently."""
+    rng = np.random.default_rng(seed)
+    pool = [random_graph(rng, 3) for _ in range(12)]
+    for _ in range(40):
+        chosen = [pool[at] for at in rng.integers(len(pool), size=rng.integers(1, 8))]
+        table = (ONE_TYPE, EVERY_TYPE, Table([*rng.permutation(6), *[0] * 57]))[rng.integers(3)]
+        yield weft.Graph.batch(chosen), table, random_kinds(rng, 6), (None, 2)[int(rng.random() < 0.3)]
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_batches_are_planned_alike(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_graphs = 0
+    for seed in range(15 * block, 15 * block + 15):
+        for graph, table, kinds, max_rows in random_batches(seed):
+            program = tree_program(graph, kinds, Seen(graph, table), False)
+            assert isinstance(program, GraphProgram)
+            from_graphs += plan_graphs(program, "auto", max_rows, 0.0) is not None
+            fast, slow = schedule.schedule(program, "auto", max_rows), in_numpy(program, max_rows, monkeypatch)
+            found = differences(fast, slow, "plan") + differences(returns(fast), returns(slow), "returns")
+            assert not found, (seed, found[:3])
+    assert from_graphs > 300  # others have cycles of several types
+
+
+def test_types_that_are_on_a_cycle_only_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself each graph has types on no cycle; in a batch, one feeds the other and the other way round."""
+    one, other = weft.Graph([[], [0], [1]], types=[2, 1, 0]), weft.Graph([[], [0], [1]], types=[2, 0, 1])
+    kinds = tuple(NodeType(f"kind {t}", (Port("slots"),)) for t in range(6))
+    for parts, groups in (([one, one], 3), ([one, other], 2), ([one, one], 3)):
+        graph = weft.Graph.batch(parts)
+        program = tree_program(graph, kinds, Seen(graph, EVERY_TYPE), False)
+        plan = schedule.schedule(program)
+        assert len(plan.groups) == groups
+        assert differences(plan, in_numpy(program, None, monkeypatch), "plan") == []
+
+
+def test_a_batch_is_not_merged_to_be_planned() -> None:
+    graph = weft.Graph.batch([weft.Graph.full_binary_tree(n) for n in (5, 3, 9)])
+    program = tree_program(graph, (NodeType("node", PORTS[1]), NodeType("leaf")), Seen(graph, ONE_TYPE), False)
+    assert isinstance(program, GraphProgram)
+    assert plan_graphs(program, "auto", None, 0.0) is not None
+    assert "_merged" not in graph.__dict__ and "_arrays" not in program.__dict__
+
+
+def test_a_cycle_is_named() -> None:
+    graph = weft.Graph.batch([weft.Graph.chain(2), weft.Graph([[1], [0]])])
+    program = tree_program(graph, (NodeType("node", PORTS[1]), NodeType("leaf")), Seen(graph, ONE_TYPE), False)
+    with pytest.raises(StructureError, match=r"^cycle: 2 -> 3 -> 2 "):
+        schedule.schedule(program)
+
+
+def test_threads_plan_the_same_graphs_at_once() -> None:
+    rng = np.random.default_rng(0)
+    kinds = (NodeType("node", PORTS[1]), NodeType("leaf"))
+    plans: list[Plan] = []
+
+    def plan(graph: weft.Graph) -> None:
+        plans.append(schedule.schedule(tree_program(graph, kinds, Seen(graph, ONE_TYPE), False)))
+
+    for _ in range(20):
+        graph = weft.Graph.batch([random_graph(rng, 1) for _ in range(200)])
+        plans.clear()
+        threads = [threading.Thread(target=plan, args=(graph,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(plans) == 4
+        assert not any(differences(plans[0], other, "plan") for other in plans[1:])
+
+
+def test_what_c_keeps_goes_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[int] = []
+    freed = Kept.__del__
+
+    def note(kept: Kept) -> None:
+        gone.append(int(kept))
+        freed(kept)
+
+    monkeypatch.setattr(Kept, "__del__", note)
+    trees = [weft.Graph.full_binary_tree(n) for n in (3, 4)]
+    batch = weft.Graph.batch(trees)
+    places = [int(tree._kept) for tree in trees]
+    assert isinstance(batch.together, graphs.KeptGraphs) and batch.together.places.tolist() == places
+    del trees, batch
+    gc.collect()
+    assert sorted(gone) == sorted(places)
