@@ -66,7 +66,8 @@ def test_an_error_names_the_example_and_leaves_nothing_behind() -> None:
     net = weft.batched(model)
     with pytest.raises(IndexError) as error:
         net([1, (1, 2), ((1, 2), 99)])
-    assert error.value.__notes__ == ["in example 2"]
+    line = "return self.embed(torch.tensor(tree))"
+    assert error.value.__notes__ == ["in example 2", f"recorded in TreeNet.encode, lazy_parts.py:32: {line}"]
     with pytest.raises(ValueError, match="not enough values to unpack") as unpack:
         net([1, (1,)])
     assert unpack.value.__notes__ == ["in example 1"]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from weft.blocks.block import Block
@@ -30,10 +29,6 @@ from weft.blocks.types import (
     TupleType,
 )
 from weft.errors import WeftError
-from weft.graph.calls import Library
-from weft.graph.recording import CallProgram, References
-from weft.run.calls import Blame, Group, run_calls
-from weft.run.options import Options
 
 
 @dataclass
@@ -186,29 +181,6 @@ def _worded(tracker: _Tracker, number: int, error: Exception) -> Exception:
     made = type(meaning)(f"{step.path}: {meaning}, {where}")
     made.__cause__ = None if isinstance(error, WeftError) else error
     return made
-
-
-def run_blaming(
-    library: Library, programs: Sequence[CallProgram], wanted: References, options: Options, blame: Blame, final: bool = True
-) -> list[Group]:
-    """Run calls; an error gets a note that says where it came up.
-
-    Rows of many examples fail at once. One call after the other then tells which one it was.
-    """
-    try:
-        return run_calls(library, programs, wanted, options, blame, final)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        if options.backend == "reference":
-            raise
-        try:
-            run_calls(library, programs, wanted, replace(options, backend="reference"), blame, final)
-        except Exception as again:
-            if type(again) is not type(error):
-                raise error from None
-            raise again from None
-        raise
 
 
 def note_place(error: Exception, kind: Kind, example: int) -> None:

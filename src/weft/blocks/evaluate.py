@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_map_only
 from weft.blocks.block import Block
 from weft.blocks.building import BlockProgram, Builder, merge, numbered, side_by_side
 from weft.blocks.code import Code, code_of, leaves_of, surroundings
-from weft.blocks.diagnose import explained, note_place, run_blaming
+from weft.blocks.diagnose import explained, note_place
 from weft.blocks.results import Results, empty_rows, wanted_of
 from weft.errors import StructureError
 from weft.graph.recording import OUTPUT_BITS
+from weft.run.blaming import run_blaming
 from weft.run.calls import in_order, stacked
 from weft.run.options import Options
 

@@ -24,13 +24,14 @@ from torch import Tensor
 from weft.blocks.block import Block
 from weft.blocks.building import Builder, Waiting
 from weft.blocks.code import Code, leaves_of, surroundings
-from weft.blocks.diagnose import explained, note_place, run_blaming
+from weft.blocks.diagnose import explained, note_place
 from weft.blocks.evaluate import noted
 from weft.blocks.kinds import Kind
 from weft.blocks.results import Results, empty_rows
 from weft.blocks.types import TensorType
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, table
+from weft.run.blaming import run_blaming
 from weft.run.calls import Group
 from weft.run.options import Options
 

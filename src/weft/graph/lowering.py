@@ -149,6 +149,14 @@ def _randperm(func: Any, n: int, *, dtype: torch.dtype = torch.int64, device: An
     return torch.rand(n, dtype=torch.float64, device=device).argsort().to(dtype)
 
 
+def _one_hot(func: Any, index: Tensor, num_classes: int = -1) -> Any:
+    """Batching would give zeros for a class that there is not; scattering raises."""
+    if num_classes <= 0 or index.dtype is not torch.int64:
+        return func(index, num_classes)
+    zeros = torch.zeros((*index.shape, num_classes), dtype=torch.int64, device=index.device)
+    return zeros.scatter(-1, index.unsqueeze(-1), 1)
+
+
 def _scatter_in_place(func: Any, input: Tensor, dim: int, index: Tensor, *rest: Any, **more: Any) -> Any:
     return input.copy_(torch.scatter(input, dim, index, *rest, **more))
 
@@ -174,5 +182,6 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "index_add": _index_add,
     "randperm": _randperm,
     "gumbel_softmax": _gumbel_softmax,
+    "one_hot": _one_hot,
     "scatter_": _scatter_in_place,
 }

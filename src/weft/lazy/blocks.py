@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.graph.calls import CallType
+from weft.lazy.blame import WITHIN
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Body, Op
 
@@ -28,7 +29,11 @@ class Block:
         at = len(self.args())
         for op, sources in zip(self.ops, self.sources, strict=True):
             args = [given[where] if position == OUTSIDE else results[position][where] for position, where in sources]
-            results.append(op.run(args, given[at : at + len(op.feeds)]))
+            try:
+                results.append(op.run(args, given[at : at + len(op.feeds)]))
+            except Exception as error:
+                setattr(error, WITHIN, len(results))
+                raise
             at += len(op.feeds)
         return [results[position][output] for position, output in self.outs]
 

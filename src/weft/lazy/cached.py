@@ -15,19 +15,22 @@ from torch import Tensor
 
 from weft.errors import TraceError, TypeMismatch
 from weft.graph.capture import Surroundings, fetch
+from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References
 from weft.lazy.arguments import Argument
+from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Recorded
 from weft.lazy.coarsen import Coarse, rewritten
 from weft.lazy.fibers import Fibers
-from weft.lazy.flush import name_example, recorded
+from weft.lazy.flush import recorded
 from weft.lazy.kinds import Kind
 from weft.lazy.nests import Structure, build
 from weft.lazy.results import Gathered, Outcome, joined, separate
 from weft.lazy.state import State
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
-from weft.run.calls import run_calls, stacked
+from weft.run.blaming import run_blaming
+from weft.run.calls import stacked
 from weft.run.options import Options
 
 if TYPE_CHECKING:
@@ -60,6 +63,8 @@ class Kept(Result):
     version: int = -1
     program: CallProgram | None = None
     wanted: References = field(default_factory=lambda: np.empty(0, np.int64))
+    origin: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    """The recorded call where each call of the program begins."""
 
 
 class CachedBatch:
@@ -81,7 +86,14 @@ class CachedBatch:
         first = np.cumsum([0, *(program.num_calls for program in programs)])[:-1]
         shifted = [example.wanted + (int(at) << OUTPUT_BITS) for example, at in zip(kept, first, strict=True)]
         wanted = np.concatenate(shifted)
-        groups = run_calls(self.state.library, programs, wanted, self.batched.options) if len(wanted) else []
+
+        def blame(call: int, error: Exception) -> None:
+            example = int(np.searchsorted(first, call, "right")) - 1
+            at = int(kept[example].origin[call - first[example]]) + getattr(error, WITHIN, 0)
+            name_example(error, example)
+            name_site(error, self.state.sites[kept[example].recorded.type[at]])
+
+        groups = run_blaming(self.state.library, programs, wanted, self.batched.options, blame) if len(wanted) else []
         return kept[0].structure, assembled(kept, len(wanted), groups, self.batched.stack, self.device)
 
     def _programs(self, kept: list[Kept]) -> list[CallProgram]:
@@ -94,7 +106,7 @@ class CachedBatch:
             for example in kept:
                 if example.version != coarse.version:
                     layout = coarse.see(self.state, example.recorded, example.refs)
-                    example.program, example.wanted, _ = rewritten(coarse, example.recorded, layout, example.refs)
+                    example.program, example.wanted, example.origin = rewritten(coarse, example.recorded, layout, example.refs)
                     example.version = coarse.version
         return [example.program for example in kept if example.program is not None]
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from weft.errors import TraceError
+from weft.lazy.blame import Site
 from weft.lazy.constants import Constant
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
@@ -58,7 +60,7 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     entry = tape.calls.get((*key, *place))
     if entry is None:
         try:
-            entry = new_entry(tape, func, args, kwargs, key, place, _name(func))
+            entry = new_entry(tape, func, args, kwargs, key, place, tape.site(frame), _name(func))
         except NeedsValue:
             return _with_tensors(func, args, kwargs)
     if kwargs:
@@ -101,6 +103,7 @@ def new_entry(
     kwargs: Any,
     key: Sequence[Any],
     place: tuple[int, int],
+    site: Site | None,
     name: str,
     owners: Sequence[object] = (),
     is_cell: bool = False,
@@ -119,7 +122,7 @@ def new_entry(
             op = Op(name, func, template, found.args, found.feeds, tape.setting, (*owners, *found.owners), tape.device, is_cell)
         op = ops.setdefault(signature, op)
         tape.world.rely_on(op)
-    entry = tape.calls[(*key, *place)] = Entry(tape.state.fine(op), op)
+    entry = tape.calls[(*key, *place)] = Entry(tape.state.fine(op, site), op)
     return entry
 
 
@@ -205,6 +208,11 @@ def _walk_object(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: 
         try:
             hash(item)
         except TypeError:
+            if isinstance(item, np.ndarray):
+                raise TraceError(
+                    f"an array of numpy of shape {list(item.shape)} beside a Value; make a tensor of it, with "
+                    "torch.from_numpy, or take the numbers with v.detach().numpy()"
+                ) from None
             raise TraceError(
                 f"an argument of type {type(item).__name__} is no tensor and not hashable; pass tensors, or constants that hash"
             ) from None

@@ -17,7 +17,9 @@ import torch
 from torch.overrides import _pop_mode, _push_mode
 
 from weft.errors import TraceError
-from weft.lazy.flush import Flush, alive, name_example
+from weft.lazy.blame import name_example
+from weft.lazy.boundary import bounded
+from weft.lazy.flush import Flush, alive
 from weft.lazy.leftover import left_over
 from weft.lazy.mode import Recording
 from weft.lazy.ops import Setting
@@ -106,7 +108,7 @@ class Fibers:
             return self._work()
         self.hub = greenlet.getcurrent()
         while self.todo < self.count and self.error is None:
-            worker = _pool.idle.pop() if _pool.idle else greenlet.greenlet(_worker)
+            worker = _pool.idle.pop() if _pool.idle else greenlet.greenlet(bounded(_worker))
             worker.parent = self.hub
             worker.gr_context = contextvars.copy_context()
             worker.switch(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import Any, NoReturn
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
+from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import LOW, Longs, Recorded
 from weft.lazy.coarsen import coarse_program
 from weft.lazy.gradients import grad_flags
@@ -23,7 +23,8 @@ from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Leftover
 from weft.lazy.ops import Feed, Op
 from weft.lazy.tape import Tape
-from weft.run.calls import Group, run_calls
+from weft.run.blaming import run_blaming
+from weft.run.calls import Group
 from weft.run.options import Options
 
 
@@ -154,13 +155,7 @@ class Flush:
         """Run everything; the results by kind. `final`: nothing will be recorded after it."""
         programs, wanted = self.programs()
         library = self.state.library
-        try:
-            found = run_calls(library, programs, wanted, options, self.blame, final)
-        except Exception as error:
-            if options.backend != "reference" and not getattr(error, "__notes__", None):
-                # Rows of many examples failed at once: one call at a time tells which example it was.
-                run_calls(library, programs, wanted, replace(options, backend="reference"), self.blame)
-            raise
+        found = run_blaming(library, programs, wanted, options, self.blame, final)
         return found if not self._cuts_gradients() else [part for group in found for part in self._detached(group)]
 
     def _detached(self, group: Group) -> list[Group]:
@@ -192,11 +187,13 @@ class Flush:
         advance(tape)
 
     def blame(self, call: int, error: Exception) -> None:
-        """Say in which example an error came up."""
+        """Say in which example an error came up, and in which line."""
         call -= self.handed
         if call >= 0:
-            at = int(self.origin[call])
-            name_example(error, self.example_of(at if self.left is None else int(np.flatnonzero(~self.left.left)[at])))
+            at = int(self.origin[call]) + getattr(error, WITHIN, 0)
+            at = at if self.left is None else int(np.flatnonzero(~self.left.left)[at])
+            name_example(error, self.example_of(at))
+            name_site(error, self.state.sites[self.tape.type[at]])
 
     def example_of(self, call: int) -> int:
         bounds = [start for start, _ in self.tape.bounds]
@@ -275,9 +272,3 @@ def _check_model_unchanged(tape: Tape) -> None:
                     f"{name} changed a tensor of the model of shape {list(tensor.shape)}, which {op.name} uses in the same "
                     "recording and would see as it is at the end; change it before or after the batched call, or use .clone()"
                 )
-
-
-def name_example(error: BaseException, example: int) -> None:
-    note = f"in example {example}"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)

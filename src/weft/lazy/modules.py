@@ -95,10 +95,12 @@ def record_owned(
     key, refs, feeds, place = looked_up(tape, called, args, kwargs, frame)
     entry = tape.calls.get((*key, *place))
     if entry is None:
+        if module is not None:
+            _check_statistics(module)
         name = type(func).__name__ if module is not None else getattr(func, "__qualname__", type(func).__name__)
         func = func if head is func else Frozen(func) if values else frozen(func)
         owners = (_NOBODY, func)
-        entry = new_entry(tape, func, args, kwargs, key, place, name, owners, is_cell=True)
+        entry = new_entry(tape, func, args, kwargs, key, place, tape.site(frame), name, owners, is_cell=True)
     if not kwargs:
         if module is None:
             remember(tape, head, args, frame, entry)
@@ -119,6 +121,19 @@ def _remember(tape: Tape, module: nn.Module, args: tuple[Any, ...], frame: Frame
             tables.fast[(module, module.training, Constant, args[0]._kind, *place)] = (entry.number, entry.single)
     elif len(args) == 2 and args[0].__class__ is Value and args[1].__class__ is Value and entry.op.outs:
         tables.quick[(module, module.training, args[0]._kind, args[1]._kind, *place)] = Quick(entry, ())
+
+
+def _check_statistics(module: nn.Module) -> None:
+    for path, part in module.named_modules():
+        if isinstance(part, _KEEPS_STATISTICS) and part.training and part.track_running_stats:
+            inside = f" in {type(module).__name__}.{path}" if path else ""
+            raise TraceError(
+                f"{type(part).__name__}{inside} in training mode changes its running statistics with every example, which "
+                "cannot be batched; call .eval() on it, make it with track_running_stats=False, or use LayerNorm or GroupNorm"
+            )
+
+
+_KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 class _Nobody(nn.Module):

@@ -64,6 +64,6 @@ def reduce_values(tape: Tape, how: str, values: Sequence[Value], frame: FrameTyp
         op = _shared.get(signature)
         if op is None:
             op = _shared.setdefault(signature, Reduction(how, kind, tape.setting, tape.device))
-        entry = tape.calls["reduce", how, kind, *place] = Entry(tape.state.fine(op), op)
+        entry = tape.calls["reduce", how, kind, *place] = Entry(tape.state.fine(op, tape.site(frame)), op)
     tape.further.append(len(refs))
     return tape.make(tape, tape.emitted(entry.number, refs, []), kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.errors import TraceError, WeftError
 from weft.lazy.value import Value
 
-_SHOWN = (f"{Value.__module__}.", "Value(shape=", "type 'Value'", "not Value", "type Value", "got Value")
+_SHOWN = (f"{Value.__module__}.", "Value(shape=", "type 'Value'", "operand 'Value'", "not Value", "type Value", "got Value")
 """How the messages of such code show that it met a Value."""
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.graph.calls import CallType, Library
 from weft.graph.capture import Place, Surroundings, fetch
+from weft.lazy.blame import Site
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Op, Setting
 
@@ -89,6 +90,8 @@ class State:
         self.worlds: dict[Hashable, list[World]] = {}
         self.fines: list[Op] = []
         """The operation of each recorded type; one operation at two places is two types."""
+        self.sites: list[Site | None] = []
+        """Where each of them was recorded, if they are told apart by that."""
         self.lock = threading.RLock()
         self.kept: dict[Hashable, Any] = {}
         self._surroundings: Surroundings | None = None
@@ -100,10 +103,11 @@ class State:
     def __reduce__(self) -> Any:
         return State, (None,)
 
-    def fine(self, op: Op) -> int:
+    def fine(self, op: Op, site: Site | None) -> int:
         """A new recorded type."""
         with self.lock:
             self.fines.append(op)
+            self.sites.append(site)
             return len(self.fines) - 1
 
     def surroundings(self) -> Surroundings:

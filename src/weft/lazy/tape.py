@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import TraceError
+from weft.lazy.blame import Site
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Setting
 from weft.lazy.state import State, Tables, World
@@ -154,6 +155,10 @@ class Tape(Hot):
     @property
     def num_calls(self) -> int:
         return len(self.type)
+
+    def site(self, frame: FrameType) -> Site | None:
+        """The place in the code, where kinds of calls are told apart by it."""
+        return (frame.f_code, frame.f_lasti) if self.sites else None
 
     def bound(self, example: int) -> None:
         """The code of this example goes on from here."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -167,11 +168,13 @@ class Value:
     """`numpy_number * value` is the value's affair, as it is a tensor's."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        found = self._tape.tensor(self).detach().cpu().numpy()
+        found = self.numpy()
         return found if dtype is None else found.astype(dtype)
 
-    def numpy(self) -> Any:
-        return self._tape.tensor(self).numpy()
+    def numpy(self, *, force: bool = False) -> Any:
+        tensor = self._tape.tensor(self)
+        with torch._C.DisableTorchFunction():
+            return tensor.numpy(force=force)
 
     def __contains__(self, item: Any) -> bool:
         return bool((self == item).any())
@@ -195,10 +198,10 @@ class Value:
                 return part
         if isinstance(index, Value) and not index._kind.shape and index._kind.dtype in _INTEGERS and self._kind.shape:
             return self._tape.record(picked, (self, index), {}, _getframe(1))
-        return self._tape.record(torch.Tensor.__getitem__, (self, index), {}, _getframe(1))
+        return self._tape.record(torch.Tensor.__getitem__, (self, _without_arrays(index)), {}, _getframe(1))
 
     def __setitem__(self, index: Any, given: Any) -> None:
-        self._tape.record_inplace(torch.Tensor.__setitem__, (self, index, given), {}, _getframe(1))
+        self._tape.record_inplace(torch.Tensor.__setitem__, (self, _without_arrays(index), given), {}, _getframe(1))
 
     def __iter__(self) -> Iterator[Any]:
         if not self._kind.shape:
@@ -243,6 +246,13 @@ class Value:
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _without_arrays(index: Any) -> Any:
+    """Arrays of numpy are tensors where they are indices."""
+    if isinstance(index, np.ndarray):
+        return torch.from_numpy(index)
+    return tuple(map(_without_arrays, index)) if index.__class__ is tuple else index
 
 
 def picked(tensor: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,34 @@
+"""Who was it: rows of many examples fail at once, so where a batch fails one call after the other tells which one it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from weft.graph.calls import Library
+from weft.graph.recording import CallProgram, References
+from weft.run.calls import Blame, Group, run_calls
+from weft.run.options import Options
+
+_FROM_OUTSIDE = (OSError, MemoryError, torch.OutOfMemoryError)
+"""What no call is to blame for; a TimeoutError, which an alarm raises anywhere, is one of them."""
+
+
+def run_blaming(
+    library: Library, programs: Sequence[CallProgram], wanted: References, options: Options, blame: Blame, final: bool = True
+) -> list[Group]:
+    """Run calls; where one of them raises an error, `blame` is told which, and may add to what the error says."""
+    try:
+        return run_calls(library, programs, wanted, options, blame, final)
+    except _FROM_OUTSIDE:
+        raise
+    except Exception as error:
+        if options.backend == "reference" or getattr(error, "__notes__", None):
+            raise
+        try:
+            run_calls(library, programs, wanted, replace(options, backend="reference"), blame, final)
+        except Exception as again:
+            raise again from None
+        raise
