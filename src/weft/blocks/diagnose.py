@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from weft.blocks.types import (
     TupleType,
 )
 from weft.errors import WeftError
+from weft.run.blaming import FROM_OUTSIDE
 
 
 @dataclass
@@ -82,9 +84,14 @@ class _Tracker:
     steps: list[Step] = field(default_factory=list)
     open: list[Step] = field(default_factory=list)
     at: Any = None
+    calls: Sequence[int] = ()
+    most: float = math.inf
+    """More calls than this were not recorded before the error: it came from elsewhere."""
     _paths: dict[Block, str] = field(default_factory=dict)
 
     def enter(self, number: int, value: Any, place: Any) -> None:
+        if len(self.calls) > self.most:
+            raise _Past
         block = self.code.blocks[number]
         where = place if place is not None else (self.open[-1].where if self.open else "")
         given = plain(value, block._known("input"))
@@ -105,6 +112,10 @@ class _Tracker:
         if not self._paths:
             self._paths = paths(self.root)
         return self._paths[block]
+
+
+class _Past(Exception):
+    """What failed goes on for longer this time."""
 
 
 def paths(root: Block) -> dict[Block, str]:
@@ -139,14 +150,19 @@ def _tracked(root: Block) -> tuple[_Tracker, Builder]:
     tracker = _Tracker(root, code)
     builder = Builder(code)
     builder.names.update(ENTER=tracker.enter, LEAVE=tracker.leave, AT=tracker.note)
+    tracker.calls = builder.type
     return tracker, builder
 
 
-def explained(root: Block, example: Any, number: int, error: Exception) -> Exception:
-    """The error of a failed recording, with the block, the example and the place in it."""
+def explained(root: Block, example: Any, number: int, error: Exception, calls: int) -> Exception:
+    """The error of a failed recording of at most so many calls, with the block, the example and the place in it."""
     if isinstance(error, Endless):
         return Endless(f"{error}, in example {number}")
+    if isinstance(error, FROM_OUTSIDE):
+        error.add_note(f"in example {number}")
+        return error
     tracker, builder = _tracked(root)
+    tracker.most = calls
     from weft.blocks.evaluate import REFERENCE
     from weft.blocks.flushing import History
 

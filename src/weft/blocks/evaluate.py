@@ -32,11 +32,12 @@ def record(root: Block, examples: Sequence[Any], first: int = 0) -> BlockProgram
         )
     builder = code.spare.pop() if code.spare else Builder(code)
     for number, example in enumerate(examples):
+        start = len(builder.type)
         try:
             for _ in builder.record(example):
                 pass
         except Exception as error:
-            raise explained(root, example, first + number, error) from None
+            raise explained(root, example, first + number, error, len(builder.type) - start) from None
         builder.ends.append(len(builder.type))
     made = builder.finish(len(examples))
     code.spare.append(builder)

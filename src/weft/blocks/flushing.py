@@ -223,7 +223,7 @@ def _resume(root: Block, builder: Builder, fiber: Fiber, answer: Any) -> tuple[b
     except StopIteration as end:
         fiber.result = end.value
     except Exception as error:
-        raise explained(root, fiber.example, fiber.number, error) from None
+        raise explained(root, fiber.example, fiber.number, error, len(builder.type)) from None
     for name, rows in builder.notes.items():
         fiber.notes[name] += rows
         rows.clear()

@@ -107,7 +107,7 @@ class Library:
     def _add(self, key: Hashable) -> int:
         with tracing:
             if key not in self.numbers:  # another thread may have been first
-                self.types.append(self.make(key))
-                self.keys.append(key)
-                self.numbers[key] = len(self.types) - 1
+                made, number = self.make(key), len(self.numbers)
+                self.types[number:], self.keys[number:] = [made], [key]  # an interrupt may have left something there
+                self.numbers[key] = number
             return self.numbers[key]

@@ -20,6 +20,7 @@ from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush, Rows
 from weft.lazy.given import known_leaves
 from weft.lazy.nests import Structure
+from weft.lazy.patches import UndoRecording
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
@@ -73,10 +74,9 @@ class Batched:
         device = device_of(self.fn, items, count)
         if not count:
             return empty(self.state, key, device)
-        if self.cache is not None and self.cache is not False:
-            structure, result = CachedBatch(self, count, items, kwargs, device).run()
-        else:
-            structure, result = Recorder(self, count, items, kwargs, device).run()
+        kind = Recorder if self.cache is None or self.cache is False else CachedBatch
+        with UndoRecording(), UndoRecording():
+            structure, result = kind(self, count, items, kwargs, device).run()
         if self.stack:
             remember(self.state, key, structure, result)
         return result
@@ -91,7 +91,8 @@ class Batched:
         device = device_of(self.fn, (), 0)
         if not len(batch):
             return empty(self.state, signature(self.fn, self.stack, [Shared(None)]), device)
-        return run_recorded(self, batch.content, device)[1]
+        with UndoRecording(), UndoRecording():
+            return run_recorded(self, batch.content, device)[1]
 
     def cache_clear(self) -> None:
         """Forget the recordings that `cache=` has kept."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from sys import _getframe
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch.distributions.dirichlet import _Dirichlet
 from torch.distributions.utils import lazy_property
 
 from weft.errors import TraceError
+from weft.graph.undo import Undo
 from weft.lazy.constants import constant
 from weft.lazy.given import tensors_of_known
 from weft.lazy.modules import recorded_call
@@ -200,26 +199,44 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
 _lock = threading.Lock()
 
 
-class _Recording:
-    """Somebody records. What an interrupt left behind goes with the frame that held it."""
-
-
-_recordings: weakref.WeakSet[_Recording] = weakref.WeakSet()
-
-
-@contextmanager
-def intercepted() -> Iterator[None]:
+class intercepted:
     """While some recording goes on anywhere, these functions ask whether their thread records."""
-    mine = _Recording()
-    try:
+
+    def __enter__(self) -> None:
+        self.thread = threading.get_ident()
         with _lock:
-            _recordings.add(mine)
+            _recordings.add(self)
             for where, name, _, ours in PATCHES:
                 setattr(where, name, ours)
-        yield
-    finally:
-        with _lock:
-            _recordings.discard(mine)
-            if not _recordings:
-                for where, name, theirs, _ in PATCHES:
-                    setattr(where, name, theirs)
+
+    def __exit__(self, *_: object) -> None:
+        _end({self})
+
+
+_recordings: weakref.WeakSet[intercepted] = weakref.WeakSet()
+"""Who records now. What an interrupt left behind goes with the frame that held it."""
+
+
+def _end(over: set[intercepted]) -> None:
+    with _lock:
+        _recordings.difference_update(over)
+        if not _recordings:
+            for where, name, theirs, _ in PATCHES:
+                setattr(where, name, theirs)
+
+
+def _of_this_thread() -> set[intercepted]:
+    return {each for each in list(_recordings) if each.thread == threading.get_ident()}
+
+
+class UndoRecording(Undo):
+    """After an error this thread records, if it does, what it did before, and torch's functions are its own again."""
+
+    def __enter__(self) -> None:
+        self.tape, self.before = active.tape, _of_this_thread()
+        super().__enter__()
+
+    def put_back(self) -> None:
+        super().put_back()
+        active.tape = self.tape
+        _end(_of_this_thread() - self.before)

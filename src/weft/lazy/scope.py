@@ -11,7 +11,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from weft.errors import TraceError, TypeMismatch
 from weft.lazy.flush import Flush, alive
 from weft.lazy.mode import Recording
-from weft.lazy.patches import intercepted
+from weft.lazy.patches import UndoRecording, intercepted
 from weft.lazy.refusals import explained
 from weft.lazy.state import State
 from weft.lazy.tape import Tape, active
@@ -46,8 +46,17 @@ class batching:
         if self.tape is not None:
             raise TraceError("this weft.batching scope is in use; make another one")
         self.outer = active.tape
-        if self.outer is not None:
-            return self
+        if self.outer is None:
+            self.undo = UndoRecording()
+            try:
+                with self.undo, UndoRecording():
+                    self._begin()
+            except BaseException:
+                self.tape = None
+                raise
+        return self
+
+    def _begin(self) -> None:
         self.tape = tape = Tape(_state(self.granularity), self.granularity, self.device)
         tape.driver, tape.records_data = self, True
         tape.track()
@@ -57,29 +66,34 @@ class batching:
         self.mode = Recording(tape)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
         active.tape = tape
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.tape is None:
             return
         tape, self.tape = self.tape, None
         try:
-            active.tape = None
-            self.mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        finally:
-            self.patches.__exit__(None, None, None)
+            self._end() if error is None else self.undo.put_back()
+        except BaseException:
+            self.undo.put_back()
+            raise
         tape.ended = "failed"
         tape.fast, tape.quick = {}, {}
         if error is None:
             tape.ended = None
             try:
-                self._run(tape)
+                with UndoRecording(), UndoRecording():
+                    self._run(tape)
             except BaseException:
                 tape.ended = "failed"
                 raise
             tape.ended = "done"
         elif (meant := explained(error)) is not error:
             raise meant from error
+
+    def _end(self) -> None:
+        active.tape = None
+        self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.patches.__exit__()
 
     def need(self, value: Value) -> None:
         """Run what is pending now."""

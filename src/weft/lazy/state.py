@@ -90,7 +90,7 @@ class State:
         self.worlds: dict[Hashable, list[World]] = {}
         self.fines: list[Op] = []
         """The operation of each recorded type; one operation at two places is two types."""
-        self.sites: list[Site | None] = []
+        self.sites: dict[int, Site | None] = {}
         """Where each of them was recorded, if they are told apart by that."""
         self.lock = threading.RLock()
         self.kept: dict[Hashable, Any] = {}
@@ -106,8 +106,8 @@ class State:
     def fine(self, op: Op, site: Site | None) -> int:
         """A new recorded type."""
         with self.lock:
+            self.sites[len(self.fines)] = site
             self.fines.append(op)
-            self.sites.append(site)
             return len(self.fines) - 1
 
     def surroundings(self) -> Surroundings:

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import torch
 
+from weft.errors import WeftError
 from weft.graph.calls import Library
 from weft.graph.recording import CallProgram, References
 from weft.run.calls import Blame, Group, run_calls
 from weft.run.options import Options
 
-_FROM_OUTSIDE = (OSError, MemoryError, torch.OutOfMemoryError)
-"""What no call is to blame for; a TimeoutError, which an alarm raises anywhere, is one of them."""
+FROM_OUTSIDE = (TimeoutError, InterruptedError, MemoryError, torch.OutOfMemoryError)
+"""What no call and no data is to blame for; an alarm, for one, raises a TimeoutError anywhere."""
 
 
 def run_blaming(
@@ -22,7 +23,7 @@ def run_blaming(
     """Run calls; where one of them raises an error, `blame` is told which, and may add to what the error says."""
     try:
         return run_calls(library, programs, wanted, options, blame, final)
-    except _FROM_OUTSIDE:
+    except FROM_OUTSIDE:
         raise
     except Exception as error:
         if options.backend == "reference" or getattr(error, "__notes__", None):
@@ -30,5 +31,6 @@ def run_blaming(
         try:
             run_calls(library, programs, wanted, replace(options, backend="reference"), blame, final)
         except Exception as again:
-            raise again from None
+            is_worded = isinstance(error, WeftError) and not isinstance(again, WeftError)
+            raise (error if is_worded else again) from None
         raise
