@@ -89,6 +89,16 @@ GIVEN: list[tuple[Callable[..., Any], type[WeftError], str]] = [
     ),
     (lambda **o: MIX(CHAIN, X.numpy(), **o), TypeMismatch, "Mix: x: expected a tensor or a nest of tensors, got ndarray"),
     (
+        lambda **o: MIX(CHAIN, X.to_sparse(), **o),
+        TypeMismatch,
+        "Mix: x: expected a dense tensor, got one of layout torch.sparse_coo",
+    ),
+    (
+        lambda **o: MIX(CHAIN, {"a": torch.nested.nested_tensor(list(X), layout=torch.jagged)}, **o),
+        TypeMismatch,
+        "Mix: x['a']: expected a dense tensor, got a nested tensor",
+    ),
+    (
         lambda **o: MIX(CHAIN, X, edges=X, **o),
         ShapeError,
         "Mix: edges: expected 2 rows, one for each of the graph's edges, got 3 rows",

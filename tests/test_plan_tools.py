@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 import weft.nn
-from weft.tools.pieces import PRODUCTS
+from weft.graph.ops import PRODUCTS
 from weft.tools.planned import Planned
 
 CONTRACT = (

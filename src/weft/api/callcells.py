@@ -17,7 +17,7 @@ from weft.api.modelcache import Kinds
 from weft.api.structure import EVERY_TYPE, INIT, ONE_TYPE, Seen, by_name, reaching
 from weft.errors import FallbackWarning, ShapeError, TraceError
 from weft.graph.capture import Surroundings
-from weft.graph.cell import Body, Trace, discover, trace, trace_plainly
+from weft.graph.cell import Body, Trace, trace, trace_plainly
 from weft.graph.program import NodeType
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
@@ -136,13 +136,8 @@ class CallCells(CallInputs):
         return Seen(self.graph, EVERY_TYPE if many else ONE_TYPE)
 
     def _type_matters(self) -> bool:
-        function = self.functions[0][1]
-        if id(function) not in self.cache.reads_type:
-            told: dict[str, Any] = {}
-            spec = self._spec(True)
-            discover(self.body(0, spec, told), spec)
-            self.cache.reads_type[id(function)] = told["reads type"]
-        return self.cache.reads_type[id(function)]
+        """Whether the one function reads `v.type`, as far as is known: its first trace tells."""
+        return self.cache.reads_type.get(id(self.functions[0][1]), True)
 
     def _pushed(self, cells: dict[int, CompiledCell]) -> Any:
         """The common structure of what is pushed; None if nothing is."""

@@ -117,10 +117,7 @@ class CallInputs:
             autocast,
             torch.get_default_dtype(),
         )
-        kept = self.cache.specs
-        if key not in kept:
-            kept[key] = self._make_specs(), len(kept)
-        return kept[key]
+        return self.cache.specs_of(key, self._make_specs)
 
     def _make_specs(self) -> tuple[Spec, Spec]:
         feeds = [("x", _row_specs(self.x))] if self.x is not None else []

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
-from weft.errors import MissingKey, ShapeError, StructureError, TypeMismatch
+from weft.errors import MissingKey, ShapeError, StructureError, TraceError, TypeMismatch
 from weft.graph.program import Ints
 from weft.graph.rows import TensorSpec
 
@@ -24,11 +25,27 @@ def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
         if not isinstance(leaf, Tensor):
             came = type(leaf).__name__
             raise TypeMismatch(f"{what}{_place(nest, number)}: expected a tensor or a nest of tensors, got {came}")
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            came = "a nested tensor" if leaf.is_nested else f"one of layout {leaf.layout}"
+            raise TypeMismatch(f"{what}{_place(nest, number)}: expected a dense tensor, got {came}")
         if leaf.dim() == 0 or leaf.shape[0] != count:
             came = "a 0-d tensor" if leaf.dim() == 0 else f"{leaf.shape[0]} rows"
             rows = f"{count} rows, one for each of the graph's {of_what}"
             raise ShapeError(f"{what}{_place(nest, number)}: expected {rows}, got {came}")
     return leaves
+
+
+def no_transforms(name: str, model: nn.Module, tensors: Iterable[Tensor]) -> None:
+    """A batched call is one step to autograd; what looks at single operations would miss what it computes."""
+    active = torch._C._are_functorch_transforms_active()
+    if not active and forward_ad._current_level >= 0:
+        everything = [*tensors, *model.parameters(), *model.buffers()]
+        active = any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in everything)
+    if active:
+        raise TraceError(
+            f"{name}: a batched call cannot be inside torch.func transforms or forward-mode differentiation; use "
+            "backend='reference' there"
+        )
 
 
 def _place(nest: Any, number: int) -> str:

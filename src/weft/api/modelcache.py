@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -12,6 +13,9 @@ from weft.graph.rows import Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.plan.schedule import PlanCache
 from weft.run.call import CompiledCell
+
+KEPT_SPECS = 64
+"""How many kinds of input are remembered, with the traces made for them."""
 
 
 class Kinds(NamedTuple):
@@ -29,6 +33,7 @@ class ModelCache:
         self.specs: dict[Hashable, tuple[tuple[Spec, Spec], int]] = {}
         self.kinds: dict[Hashable, tuple[Kinds, Any]] = {}
         self._numbered: dict[tuple[NodeType, ...], Kinds] = {}
+        self._numbers = count()
         self.plans = PlanCache()
         self.reads_type: dict[int, bool] = {}
         self.warned: set[str] = set()
@@ -38,7 +43,18 @@ class ModelCache:
     def numbered(self, kinds: Sequence[NodeType]) -> Kinds:
         """Types as plans are told apart by them: a number is compared faster."""
         types = tuple(kinds)
-        return self._numbered.setdefault(types, Kinds(types, len(self._numbered)))
+        return self._numbered.setdefault(types, Kinds(types, next(self._numbers)))
+
+    def specs_of(self, key: Hashable, make: Callable[[], tuple[Spec, Spec]]) -> tuple[tuple[Spec, Spec], int]:
+        """What rows of one kind of input look like, and a number for it, which is the last part of keys of `cells`."""
+        found = self.specs.pop(key, None) or (make(), next(self._numbers))
+        self.specs[key] = found
+        if len(self.specs) > KEPT_SPECS:
+            oldest = self.specs.pop(next(iter(self.specs)))[1]
+            for cell in list(self.cells):
+                if isinstance(cell, tuple) and cell[-1] == oldest:
+                    self.cells.pop(cell, None)
+        return found
 
     @staticmethod
     def of(model: nn.Module) -> ModelCache:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
+from weft.api import inputs as check
 from weft.api.callcells import CallCells, pushes
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
 from weft.errors import StructureError
@@ -73,6 +74,7 @@ class VertexCall(CallCells):
     def run(self) -> Any:
         if self.options.backend == "reference":
             return self._run_reference()
+        check.no_transforms(self.name, self.model, [*self.x_leaves, *self.edge_leaves, *(self.init or {}).values()])
         while True:
             try:
                 return self._run_batched()
@@ -137,9 +139,8 @@ class VertexCall(CallCells):
         specs = [outputs[name] for name in self._wanted(tree)]
         rows = [torch.empty((0, *spec.shape), dtype=spec.dtype, device=self.device) for spec in specs]
         # As with any PyTorch module, the result of an empty batch can be trained on: gradients are zeros.
-        anchor = sum(
-            ((p * 0).sum() for p in self.model.parameters() if p.requires_grad and p.is_floating_point()), torch.zeros(())
-        )
+        start = torch.zeros((), device=self.device)
+        anchor = sum(((p * 0).sum() for p in self.model.parameters() if p.requires_grad and p.is_floating_point()), start)
         return self._result(tree, [row + anchor.to(row) if row.is_floating_point() else row for row in rows])
 
     def _run_reference(self) -> Any:

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from weft.errors import TraceError, WeftError
 from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, hooked, undisturbed
 from weft.graph.lowering import CellMode
-from weft.graph.plain import Plain, quietly, row_by_row
+from weft.graph.plain import Plain, Run, quietly, row_by_row
 from weft.graph.ports import PER_EDGE, ports_of
 from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
@@ -192,13 +192,11 @@ def trace_plainly(
         return _batched(body, spec, whole, inputs, n)
 
     run, way = quietly(batched), "by plain vmap"
+    diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")
     try:
-        given = {n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}
-        with torch.no_grad(), undrawn(device):
-            run(given, 2)
+        _try({n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}, run, diff, device)
     except Exception:
         run, way = row_by_row(body, spec), "row by row"
-    diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")
     plain = Plain(
         run,
         names,
@@ -209,6 +207,16 @@ def trace_plainly(
     )
     tape = plain.tape(specs, signature.outputs, lambda n: n[0] in PER_EDGE or n == ("seg",))
     return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, f"{reason}; it runs {way}", groups)
+
+
+def _try(given: dict[Name, Tensor], run: Run, diff: Sequence[Name], device: str) -> None:
+    """Run two rows there and back: some code can be batched, but not differentiated then."""
+    training = not torch.is_inference_mode_enabled()
+    with torch.set_grad_enabled(training), undrawn(device):
+        leaves = [given[name].requires_grad_(training) for name in diff]
+        results = [result for result in run(given, 2).values() if result.requires_grad]
+        if results and leaves:
+            torch.autograd.grad(results, leaves, [torch.zeros_like(result) for result in results], allow_unused=True)
 
 
 def _finished(

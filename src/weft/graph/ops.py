@@ -51,6 +51,14 @@ RANDOM_NAMES = frozenset(
     "poisson uniform exponential geometric log_normal cauchy random rrelu_with_noise binomial _standard_gamma".split()
 )
 
+PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear mv addmv dot convolution convolution_backward".split())
+
+
+def is_product(target: Any) -> bool:
+    """Whether an operation multiplies matrices or vectors."""
+    return getattr(getattr(target, "overloadpacket", target), "__name__", "") in PRODUCTS
+
+
 # Backward operations that return row gradients together with parameter gradients, and where their `output_mask` is:
 # the row gradient is computed level by level, the others once over all rows.
 MASKED_BACKWARDS: dict[Callable[..., Any], int] = {

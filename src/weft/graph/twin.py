@@ -7,8 +7,8 @@ traces of different length, means that the function depends on the number of row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ FIRST, SECOND = {"n": 61, "e": 103}, {"n": 67, "e": 107}
 Sizes = dict[str, int]
 
 _functorch: Any = torch._C._functorch
+_autograd: Any = torch._C._autograd
 
 
 class Escaped(TraceError):
@@ -44,6 +45,21 @@ class _NoFallback:
 
     def __exit__(self, *_: object) -> None:
         _functorch._set_vmap_fallback_enabled(self.was)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """Hooks on saved tensors and the search for NaN are meant for real tensors; what is only looked at has none."""
+    hooks = []
+    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _autograd._pop_saved_tensors_default_hooks()
+    try:
+        with torch.autograd.set_detect_anomaly(False):
+            yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def twin_trace(
@@ -63,6 +79,7 @@ def _trace(function: Callable[..., Any], sizes: Sizes, tensors: list[torch.Tenso
 
     with ExitStack() as stack:
         stack.enter_context(_NoFallback())
+        stack.enter_context(_unwatched())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.enable_grad())
         return make_fx(functionalize(at_sizes, remove="mutations"), tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
@@ -92,6 +109,7 @@ def _merge(
         else:
             tape.values.append(value)
     prune(tape)
+    _check_products(tape)
     _check_row_order(tape)
     _check_rows_apart(tape)
     return tape
@@ -144,6 +162,13 @@ def _size(first: int, second: int) -> int | Rows:
         if rest == 0 and times * SECOND[kind] == second:
             return Rows(kind, times)
     raise TraceError(f"a size depends on the number of rows in a way that is not a multiple ({first} and {second})")
+
+
+def _check_products(tape: Tape) -> None:
+    """Fake tensors of different dtypes can be multiplied, real ones cannot: the code itself then says it best."""
+    for value in tape.values:
+        if ops.is_product(value.target) and len({operand.dtype for operand in operands(value)}) > 1:
+            raise TraceError(f"{value.target} multiplies tensors of different dtypes")
 
 
 def _check_row_order(tape: Tape) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -82,6 +83,9 @@ def _one_group(program: Program, policy: str) -> GroupOrder:
     return GroupOrder(types, True, step, np.arange(program.num_nodes, dtype=np.int32))
 
 
+_lock = threading.Lock()
+
+
 class PlanCache:
     """The most recently used plans, by structure: so many of them, and of so many nodes together.
 
@@ -98,12 +102,14 @@ class PlanCache:
     def get(self, key: Hashable, make: Callable[[], object]) -> object:
         found = self._plans.get(key)
         if found is None:
-            found = self._plans[key] = make()
-            self._held += _size(found)
+            found = make()
+        with _lock:
+            if key not in self._plans:
+                self._plans[key] = found
+                self._held += _size(found)
+            self._plans.move_to_end(key)
             while len(self._plans) > self.capacity or (self._held > self.nodes and len(self._plans) > 1):
                 self._held -= _size(self._plans.popitem(last=False)[1])
-        else:
-            self._plans.move_to_end(key)
         return found
 
     def __contains__(self, key: Hashable) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from weft.run.spare import LEAST, empty
 from weft.run.typerun import Arenas, TypeRun
 from weft.run.upload import as_tensor
 
-_autograd: Any = torch._C._autograd
+_C: Any = torch._C
+_autograd: Any = _C._autograd
+_ANYWHERE = nullcontext()
 
 KEPT_CODES = 64
 """How many sets of compiled cells are remembered: training, inference, other outputs, other shapes of plans."""
@@ -32,16 +35,22 @@ MOST_RECENT = 4
 
 def run_batched(call: Call) -> list[Tensor]:
     """The wanted rows; differentiable where torch would be."""
-    execution = execution_of(call)
-    if not execution.training:
-        with torch.no_grad():
-            outputs = execution.forward(execution.tensors)
-        execution.lend(execution.memory, outputs)
-        execution.forget()
-        return outputs
-    results = _apply(_Batched, execution, *execution.tensors)
-    execution.tensors = []
-    return list(results)
+    with _placed(call.device):
+        execution = execution_of(call)
+        if not execution.training:
+            with torch.no_grad():
+                outputs = execution.forward(execution.tensors)
+            execution.lend(execution.memory, outputs)
+            execution.forget()
+            return outputs
+        results = _apply(_Batched, execution, *execution.tensors)
+        execution.tensors = []
+        return list(results)
+
+
+def _placed(device: torch.device) -> AbstractContextManager[Any]:
+    """New tensors are made on the call's device, also where `torch.set_default_device` says otherwise."""
+    return device if _C._len_torch_function_stack() else _ANYWHERE
 
 
 def execution_of(call: Call) -> Execution:
@@ -389,7 +398,7 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        with torch.no_grad():
+        with torch.no_grad(), _placed(ctx.execution.call.device):
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], grads)
         if not _autograd._get_current_graph_task_keep_graph():
             ctx.execution.lend(saved[ctx.count :], results)

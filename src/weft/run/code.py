@@ -19,6 +19,9 @@ from weft.run.split import PER_STEP, Split, split
 from weft.run.thrift import Thrift
 from weft.run.walk import Walk, make_walk
 
+ELSEWHERE = ("ct", "feed", "capture", "seg", "filled", "count")
+"""Inputs that need not be kept between the passes: backward is given them, or finds them where forward did."""
+
 
 @dataclass(frozen=True)
 class Role:
@@ -183,12 +186,12 @@ class CellCode:
 
     @cached_property
     def saved(self) -> list[Value]:
-        """What the backward pieces read of the forward ones, inputs included."""
+        """What the backward pieces read of the forward ones; what is fed or captured they find where forward did."""
         found: dict[str, Value] = {}
         for stage in ("late", "back", "sums"):
             for value in self.split.pieces[stage].takes:
                 home = self.split.home.get(id(value))
                 name = self.input_name.get(value.name)
-                if home in ("before", "during", "after") or (name is not None and name[0] != "ct"):
+                if home in ("before", "during", "after") or (name is not None and name[0] not in ELSEWHERE):
                     found[value.name] = value
         return list(found.values())

@@ -52,7 +52,8 @@ class NativeExecution(Execution):
         return kept
 
     def _known(self, tensors: Sequence[Tensor]) -> list[Recipe | None]:
-        key = torch.get_num_threads(), *[tensor.stride() for tensor in tensors]
+        # A single row is dense whatever its stride; several rows with the same stride need not be.
+        key = torch.get_num_threads(), *[(tensor.stride(), tensor.is_contiguous()) for tensor in tensors]
         return self.codes.recipes.setdefault(key, [])
 
     def _suits(self, recipe: Recipe) -> bool:

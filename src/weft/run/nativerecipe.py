@@ -247,6 +247,8 @@ class NativeForwardText(ForwardText):
             if value is None or value.row_dim != 0:
                 raise NoRecipe("a result that some nodes do not have")
             sources.append(f"{t}: {self._source(text, name, value)}")
+        if not sources:
+            raise NoRecipe("the rows of no nodes")
         return self.writer.let(f"{self.writer.bind(pick)}(parts[{number}], {{{', '.join(sources)}}})")
 
     def _source(self, text: TypeText, name: Any, value: Value) -> str:

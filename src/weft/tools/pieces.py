@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 
+from weft.graph.ops import is_product
 from weft.graph.ports import port_of
 from weft.plan.plan import NOT_A_SLICE, Plan, Read
 from weft.plan.returns import steps_that_return
@@ -23,7 +24,6 @@ from weft.run.code import CellCode
 from weft.run.indices import Indices
 from weft.run.split import BACKWARD, FORWARD, Split
 
-PRODUCTS = frozenset("mm addmm bmm baddbmm matmul linear mv addmv dot convolution convolution_backward".split())
 """Names of operations that count as matrix products."""
 
 
@@ -163,7 +163,7 @@ def _does_something(code: CellCode, stage: str) -> bool:
 
 def _count(cut: Split, stage: str, steps: int) -> PieceCount:
     values = cut.pieces[stage].values
-    products = sum(_name(value.target) in PRODUCTS for value in values)
+    products = sum(is_product(value.target) for value in values)
     return PieceCount(len(values), products, steps if stage in ("during", "back") else 1)
 
 
@@ -174,12 +174,7 @@ def _spared(t: int, plan: Plan, training: Execution) -> int:
     if not idle:
         return 0
     left_out = code.only_for_return(code.split)
-    return idle * sum(_name(value.target) in PRODUCTS for value in left_out)
-
-
-def _name(target: Any) -> str:
-    packet = getattr(target, "overloadpacket", target)
-    return getattr(packet, "__name__", "")
+    return idle * sum(is_product(value.target) for value in left_out)
 
 
 def _gathers(indices: Indices, t: int, code: CellCode) -> list[Gather]:

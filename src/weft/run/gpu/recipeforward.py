@@ -197,9 +197,7 @@ class ForwardText:
         if self.execution.training:
             for t, text in self.types.items():
                 for value in text.code.saved:
-                    name: Any = text.code.input_name.get(value.name)
-                    fed = name is not None and name[0] in ("feed", "capture")  # backward finds them where forward did
-                    if text.has(value) and not fed:
+                    if text.has(value):
                         names.append((t, value.name))
                         saved.append(text.whole(value))
             saved += self.arenas.values()
