@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_unflatten
 
 from weft.api.callinputs import CallInputs
 from weft.api.function import VertexFunction
-from weft.api.modelcache import Kinds
+from weft.api.modelcache import Kinds, Settled
 from weft.api.structure import EVERY_TYPE, INIT, ONE_TYPE, Seen, by_name, reaching
 from weft.errors import FallbackWarning, ShapeError, TraceError
 from weft.graph.capture import Surroundings
 from weft.graph.cell import Body, Trace, trace, trace_plainly
+from weft.graph.held import Held
 from weft.graph.program import NodeType
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
@@ -26,7 +27,6 @@ from weft.graph.twin import Escaped
 from weft.run.call import CompiledCell
 
 KEPT_TRACES = 4
-KEPT_KINDS = 16
 
 
 class CallCells(CallInputs):
@@ -45,7 +45,7 @@ class CallCells(CallInputs):
         if found is None:
             told: dict[str, Any] = {}
             found = CompiledCell(self._trace(self._shown_name(vertex_type), function, vertex_type, spec, told))
-            self.cache.reads_type[id(function)] = told["reads type"] or self.cache.reads_type.get(id(function), False)
+            self._note_reads_type(function, told["reads type"] or self.cache.reads_type.get(id(function), False))
             found.tree = told["tree"]
             # The last few stay: train and eval, with and without gradients.
             self.cache.cells[key()] = [found, *self.cache.cells.get(key(), ())][:KEPT_TRACES]
@@ -101,26 +101,36 @@ class CallCells(CallInputs):
         seen = self._node_types(many)
         if self.rounds is not None:
             seen = seen.replaced(seen.ids & ~np.int32(1))
-        present = seen.present
-        cells = {number: self.cell(number // 2, bool(number % 2))[0] for number in present}
-        key = (*cells.items(), self.rounds is None)
-        known = self.cache.kinds.get(key)
-        if known is None:
-            known = self.cache.numbered(self._kinds(cells)), self._pushed(cells)
-            self.cache.kinds[key] = known
-            if len(self.cache.kinds) > KEPT_KINDS:
-                del self.cache.kinds[next(iter(self.cache.kinds))]
-        kinds, tree = known
-        if self.rounds is not None:
-            cells[len(kinds.types) - 1] = self._first_state_cell()
-        silent = [number for number in present if cells[number].tree is None]
-        if tree is not None and silent and self.rounds is None:
-            needed = reaching(self.graph, ~np.isin(seen.ids, silent))
+        found = self._settled(seen.present)
+        cells, kinds, tree = found.cells, found.kinds, found.tree
+        if tree is not None and found.silent and self.rounds is None:
+            needed = reaching(self.graph, ~np.isin(seen.ids, found.silent))
             if not needed.all():
                 seen = seen.replaced(np.where(needed, seen.ids, np.int32(len(kinds.types))))
-                cells[len(kinds.types)] = self._idle_cell()
+                cells = {**cells, len(kinds.types): self._idle_cell()}
                 kinds = self.cache.numbered([*kinds.types, NodeType("not needed")])
+                self.captured = None
         return cells, kinds, seen, tree
+
+    def _settled(self, present: Sequence[int]) -> Settled:
+        """The cells of these node types; what they capture is left in `captured`, where it is known."""
+        key = (self._specs[1], self.rounds is None, *present, *[id(function) for _, function in self.functions])
+        kept = self.cache.settled.get(key, [])
+        for held, found in kept:
+            self.captured = held.tensors()
+            if self.captured is not None:
+                return found
+        known = self.cache.reads_type
+        cells = {number: self.cell(number // 2, bool(number % 2))[0] for number in present}
+        kinds, tree = self.cache.numbered(self._kinds(cells)), self._pushed(cells)
+        silent = [number for number in present if cells[number].tree is None]
+        traces = [cell.trace for cell in cells.values()]
+        if self.rounds is not None:
+            cells[len(kinds.types) - 1] = self._first_state_cell()
+        settled = Settled(cells, kinds, tree, silent)
+        if known is self.cache.reads_type and Held.can_tell(traces):
+            self.cache.settled[key] = [(Held(traces), settled), *kept][:KEPT_TRACES]
+        return settled
 
     def _kinds(self, cells: dict[int, CompiledCell]) -> list[NodeType]:
         """The node types of these cells, by number."""
@@ -138,6 +148,11 @@ class CallCells(CallInputs):
     def _type_matters(self) -> bool:
         """Whether the one function reads `v.type`, as far as is known: its first trace tells."""
         return self.cache.reads_type.get(id(self.functions[0][1]), True)
+
+    def _note_reads_type(self, function: VertexFunction, reads: bool) -> None:
+        """A new dictionary where something is new: who holds the old one sees that."""
+        if self.cache.reads_type.get(id(function)) is not reads:
+            self.cache.reads_type = {**self.cache.reads_type, id(function): reads}
 
     def _pushed(self, cells: dict[int, CompiledCell]) -> Any:
         """The common structure of what is pushed; None if nothing is."""

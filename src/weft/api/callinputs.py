@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from weft.api import inputs as check
 from weft.api.function import Typed, VertexFunction
 from weft.api.graph import Graph
-from weft.api.modelcache import ModelCache
+from weft.api.modelcache import ModelCache, State
 from weft.api.vertex import Vertex
 from weft.errors import StructureError, TraceError, WeftError
 from weft.graph.program import Ints
@@ -51,10 +51,21 @@ class CallInputs:
         fed = [*self.x_leaves, *self.edge_leaves, *(init or {}).values()]
         self.device = check.one_device(self.name, first, fed, graph.device)
         self.float_dtype = own_dtype or check.first_float(self.x_leaves) or torch.get_default_dtype()
-        self.state = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in model.state_shapes.items())
+        self.state = self._state()
         self.init = None if rounds is None else check.first_states(self.name, init, self.state, n, self.device)
         self._check_types()
         self.at = None if at is None else check.vertices(self.name, at, n)
+        self.captured: list[Tensor] | None = None
+        """What the cells capture, where that is known: their cells in ascending order of node types."""
+
+    def _state(self) -> State:
+        """The state's keys with the looks of their rows: equal ones are one object."""
+        key = (self.float_dtype, *self.model.state_shapes.items())
+        found = self.cache.states.get(key)
+        if found is None:
+            shapes = self.model.state_shapes.items()
+            found = self.cache.states[key] = tuple((key, TensorSpec(shape, self.float_dtype)) for key, shape in shapes)
+        return found
 
     def _check_types(self) -> None:
         """Every type of the graph is one of the model's."""
@@ -103,7 +114,7 @@ class CallInputs:
             error.args = (f"{name}: {error}",)
 
     @cached_property
-    def _specs(self) -> tuple[tuple[Spec, Spec], Hashable]:
+    def _specs(self) -> tuple[tuple[Spec, Spec], int]:
         """What rows look like to vertices with and without children, and a key for that."""
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -111,8 +122,7 @@ class CallInputs:
             _signature(self.x),
             _signature(self.edges),
             self.init is not None,
-            self.state,
-            self.float_dtype,
+            id(self.state),
             self.device,
             autocast,
             torch.get_default_dtype(),

@@ -150,4 +150,4 @@ class Typed(VertexFunction):
         raise TypeMismatch("Typed runs on a graph: model(graph, x)")
 
     def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
-        return [(name, function) for name, function in self.functions.items()]  # type: ignore[misc]
+        return list(self.functions._modules.items())  # type: ignore[arg-type]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from weft.graph.held import Held
 from weft.graph.program import NodeType
 from weft.graph.rows import Spec, TensorSpec
 from weft.graph.tape import Name
@@ -17,6 +19,8 @@ from weft.run.call import CompiledCell
 KEPT_SPECS = 64
 """How many kinds of input are remembered, with the traces made for them."""
 
+State = tuple[tuple[str, TensorSpec], ...]
+
 
 class Kinds(NamedTuple):
     """The node types of a program, and a number for them: equal types have equal numbers."""
@@ -25,15 +29,29 @@ class Kinds(NamedTuple):
     number: int
 
 
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What the vertices of some types compute."""
+
+    cells: dict[int, CompiledCell]
+    kinds: Kinds
+    tree: Any
+    """The structure of what is pushed; None if nothing is."""
+    silent: list[int]
+    """The node types that push nothing."""
+
+
 class ModelCache:
     """What a vertex function keeps between calls: traces by signature, plans by structure."""
 
     def __init__(self) -> None:
         self.cells: dict[Hashable, list[CompiledCell]] = {}
+        self.states: dict[Hashable, State] = {}
         self.specs: dict[Hashable, tuple[tuple[Spec, Spec], int]] = {}
-        self.kinds: dict[Hashable, tuple[Kinds, Any]] = {}
         self._numbered: dict[tuple[NodeType, ...], Kinds] = {}
         self._numbers = count()
+        self.settled: dict[tuple[int, ...], list[tuple[Held, Settled]]] = {}
+        """By the number of the kind of input and other numbers; good for as long as all the traces hold."""
         self.plans = PlanCache()
         self.reads_type: dict[int, bool] = {}
         self.warned: set[str] = set()
@@ -54,6 +72,7 @@ class ModelCache:
             for cell in list(self.cells):
                 if isinstance(cell, tuple) and cell[-1] == oldest:
                     self.cells.pop(cell, None)
+            self.settled = {key: kept for key, kept in self.settled.items() if key[0] != oldest}
         return found
 
     @staticmethod

@@ -32,9 +32,9 @@ class VertexCall(CallCells):
     """A vertex function applied to a graph and its inputs."""
 
     def plan(self) -> tuple[Plan, dict[int, CompiledCell], Any, bool]:
-        known = dict(self.cache.reads_type)
+        known = self.cache.reads_type
         cells, kinds, seen, tree = self.cells()
-        if self.cache.reads_type != known:  # only now is it known whether v.type makes a difference
+        if self.cache.reads_type is not known:  # only now is it known whether v.type makes a difference
             cells, kinds, seen, tree = self.cells()
         options = self.options
         key = (self.graph.key, kinds.number, self.rounds, options.policy, options.max_rows, self.edges is None)
@@ -81,6 +81,7 @@ class VertexCall(CallCells):
             except Unforeseen as late:
                 self.cache.foreseen[late.name] = late.spec
                 self.cache.cells.clear()
+                self.cache.settled.clear()
 
     def _run_batched(self) -> Any:
         plan, cells, tree, _ = self.plan()
@@ -101,7 +102,7 @@ class VertexCall(CallCells):
         nodes = self._nodes()
         wanted, options = [Wanted(name, nodes) for name in self._wanted(tree)], self.options
         call = Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, options.recompute, backend, self._everyone())
-        call.graph = options.graph
+        call.graph, call.captured = options.graph, self.captured
         return call
 
     def _nodes(self) -> Ints | None:
@@ -129,7 +130,7 @@ class VertexCall(CallCells):
     def _result(self, tree: Any, rows: list[Tensor]) -> Any:
         if tree is None:
             return {key: row for (key, _), row in zip(self.state, rows, strict=True)}
-        return tree_unflatten(rows, tree)
+        return rows[0] if tree.is_leaf() else tree_unflatten(rows, tree)
 
     def _empty(self, tree: Any) -> Any:
         """No vertices: rows of the right shape, none of them."""

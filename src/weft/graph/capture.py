@@ -8,7 +8,7 @@ one differs, the cell is traced again.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -235,18 +235,32 @@ class Guards:
     """Settings and objects as they were at some time, compared at every call: one C call per dictionary that they live in."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        by_dict: dict[int, tuple[dict[Any, Any], list[Any]]] = {}
-        self.others: list[tuple[Place, Any]] = []
-        for container, key in [*surroundings.settings, *surroundings.objects]:
+        places = [*surroundings.settings, *surroundings.objects]
+        self._watch([(place, fetch(place)) for place in places], [(sized, len(sized)) for sized in surroundings.sizes])
+
+    @staticmethod
+    def together(guards: Sequence[Guards]) -> Guards:
+        """What all of these guard, each place once."""
+        made = Guards.__new__(Guards)
+        made._watch([one for each in guards for one in each.known], [one for each in guards for one in each.known_sizes])
+        return made
+
+    def _watch(self, known: Sequence[tuple[Place, Any]], sizes: Sequence[tuple[Any, int]]) -> None:
+        self.known, self.known_sizes = known, sizes
+        by_dict: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
+        others: dict[tuple[int, Any], tuple[Place, Any]] = {}
+        for (container, key), value in known:
             if isinstance(container, dict):
-                by_dict.setdefault(id(container), (container, []))[1].append(key)
+                by_dict.setdefault(id(container), (container, {}))[1][key] = value
             else:
-                self.others.append(((container, key), fetch((container, key))))
-        self.sized, self.sizes = surroundings.sizes, list(map(len, surroundings.sizes))
+                others[id(container.cell if isinstance(container, _Closure) else container), key] = (container, key), value
+        self.others = list(others.values())
+        each = {id(sized): (sized, size) for sized, size in sizes}.values()
+        self.sized, self.sizes = [sized for sized, _ in each], [size for _, size in each]
         self.containers = [container for container, _ in by_dict.values()]
         # At least two keys, so that the answer is always a tuple.
-        self.getters: list[Callable[[Any], Any]] = [itemgetter(*keys, keys[0]) for _, keys in by_dict.values()]
-        self.expected = list(chain.from_iterable(map(call, self.getters, self.containers)))
+        self.getters: list[Callable[[Any], Any]] = [itemgetter(*keys, next(iter(keys))) for _, keys in by_dict.values()]
+        self.expected = [value for _, keys in by_dict.values() for value in (*keys.values(), next(iter(keys.values())))]
 
     def hold(self) -> bool:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,14 +10,14 @@ import torch
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.graph.ports import port_of, slots_port
+from weft.graph.ports import slots_port
 from weft.graph.tape import Name
 from weft.run.backward import Backward
 from weft.run.call import Call
-from weft.run.code import CellCode, Codes, Role
 from weft.run.forward import run_forward
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
+from weft.run.kind import given_tensors, kind_of
 from weft.run.results import Results
 from weft.run.spare import LEAST, empty
 from weft.run.typerun import Arenas, TypeRun
@@ -27,10 +26,6 @@ from weft.run.upload import as_tensor
 _C: Any = torch._C
 _autograd: Any = _C._autograd
 _ANYWHERE = nullcontext()
-
-KEPT_CODES = 64
-"""How many sets of compiled cells are remembered: training, inference, other outputs, other shapes of plans."""
-MOST_RECENT = 4
 
 
 def run_batched(call: Call) -> list[Tensor]:
@@ -76,139 +71,24 @@ class Execution:
     def __init__(self, call: Call) -> None:
         self.call, self.plan = call, call.plan
         self.indices = Indices.of(call.plan, call.device)
-        self.types = [t for t in range(len(call.plan.rows)) if len(call.plan.rows[t])]
+        self.tensors, places = given_tensors(call)
+        self.must = {id(tensor) for tensor in call.everyone}
+        self.kind = kind = kind_of(call, self.tensors, places)
+        self.types, self.training, self.needs = kind.types, kind.training, kind.needs
+        self.learns, self.codes = kind.learns, kind.codes
         self.memory: list[Tensor] = []
         self.borrowed: set[int] = set()
-        self.tensors: list[Tensor] = []
-        self.place: dict[tuple[int, int], int] = {}
-        seen: dict[int, int] = {}
-        for t in self.types:
-            for i, tensor in enumerate(call.cells[t].trace.captured()):
-                if id(tensor) not in seen:
-                    seen[id(tensor)] = len(self.tensors)
-                    self.tensors.append(tensor)
-                self.place[t, i] = seen[id(tensor)]
-        self.feed_at = {name: len(self.tensors) + i for i, name in enumerate(call.feeds)}
-        self.first_edge = len(self.tensors) + len(call.feeds)
-        self.tensors += [*call.feeds.values(), *call.edges]
-        self.tensors += [tensor for tensor in call.everyone if id(tensor) not in seen]
-        self.must = {id(tensor) for tensor in call.everyone}
-        self.training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
-        self.needs = [tensor.requires_grad and self.training for tensor in self.tensors]
         self.records: dict[Any, Any] = {"training": self.training}
-        self.learns, self.codes = self._kind()
         if call.device.type == "cuda":
             tables = [step_table(call.plan, i) for i, group in enumerate(call.plan.groups) if group.cyclic]
             self.indices.bring(self.training, tables if call.backend == "triton" else ())
-
-    def _kind(self) -> tuple[dict[int, bool], Codes]:
-        """As the last calls had it, if one of them was of the same kind: comparing is faster than looking up."""
-        call, plan = self.call, self.plan
-        wanted = [(one.name, *one.types(plan)) for one in call.wanted]
-        now = (call.backend, call.recompute, call.device, self.needs, self.place, wanted, [*call.feeds], call.cells, plan.shape)
-        recent: list[tuple[Any, dict[int, bool], Codes]] = call.cells[self.types[0]].recent if self.types else []
-        for known, learns, codes in recent:
-            if known == now:
-                return learns, codes
-        learns, codes = self._find_kind()
-        recent[:] = [(now, learns, codes), *recent][:MOST_RECENT]
-        return learns, codes
-
-    def _find_kind(self) -> tuple[dict[int, bool], Codes]:
-        """Which types learn, and the compiled cells: the same for all plans of one shape."""
-        self.learns = self._learning_types()
-        return self.learns, self._kept_codes()
-
-    def _kept_codes(self) -> Codes:
-        """The compiled cells, which do not change while plans have one shape and the same gradients and outputs are wanted."""
-        call = self.call
-        asked = tuple([(w.name, *w.types(self.plan)) for w in call.wanted]), call.recompute, call.backend, call.device.type
-        given = tuple(self.needs), tuple(self.place.items()), tuple(call.feeds), tuple(call.cells.items())
-        key = (self.plan.shape, asked, given)
-        kept = call.cells[self.types[0]].kept if self.types else OrderedDict()
-        if key not in kept:
-            kept[key] = Codes({t: self._code(t) for t in self.types})
-            if len(kept) > KEPT_CODES:
-                kept.popitem(last=False)
-        return kept[key]
-
-    def _code(self, t: int) -> CellCode:
-        plan, cell = self.plan, self.call.cells[t]
-        read_classes = {read.value_class for read in plan.reads}
-        group = plan.groups[plan.group_of[t]]
-        own = {read.value_class for read in plan.reads if read.recurrent and read.type in group.types}
-        recurrent_in, recurrent_out, exchanged = set(), set(), set()
-        recurrent = {read.port for read in plan.reads if read.type == t and read.recurrent}
-        for name in cell.trace.tape.inputs:
-            if port_of(plan.program.types[t].ports, name) in recurrent:
-                recurrent_in.add(name)
-        wanted = {cell.own_name(w.name) for w in self.call.wanted if t in w.types(plan)}
-        for name in cell.trace.outputs:
-            if isinstance(name, tuple) and isinstance(name[0], int):
-                value_class = plan.class_of[t, name[0]]
-                if value_class in own:
-                    recurrent_out.add(name)
-                if value_class in read_classes or name in wanted:
-                    exchanged.add(name)
-        pushed = {name for name in cell.trace.outputs if name in wanted}
-        role = Role(
-            frozenset(recurrent_in),
-            frozenset(recurrent_out),
-            frozenset(exchanged),
-            frozenset(pushed | exchanged),
-            frozenset(name for name in cell.trace.tape.inputs if self._wants_gradient(t, name)),
-            self.call.recompute,
-            self.call.backend,
-            self.call.device.type,
-        )
-        return cell.code(role)
-
-    def _learning_types(self) -> dict[int, bool]:
-        """Which types' outputs depend on anything that needs a gradient."""
-        learns: dict[int, bool] = {}
-        for group in self.plan.groups if self.training else ():
-            for t in group.types:
-                tape = self.call.cells[t].trace.tape
-                known = [name for kind, *name in tape.outputs if kind == "grad" and tape.outputs[kind, *name] is not None]
-                learns[t] = any(self._needs(t, name) for (name,) in known)
-            reads = [read for read in self.plan.reads if read.type in group.types and read.value_class >= 0]
-            sources = {member[0] for read in reads for member in self.plan.classes[read.value_class].members}
-            anyone = any(learns.get(source, False) for source in sources) or any(learns[t] for t in group.types)
-            for t in group.types:
-                learns[t] = learns[t] or (anyone and any(read.type == t for read in reads))
-        return learns
-
-    def _needs(self, t: int, name: Any) -> bool:
-        at = self._input(t, name)
-        return at is not None and self.needs[at]
-
-    def _wants_gradient(self, t: int, name: Any) -> bool:
-        if not self.training:
-            return False
-        port = port_of(self.plan.program.types[t].ports, name)
-        if port is not None:
-            classes = [r.value_class for r in self.plan.reads if r.type == t and r.port == port]
-            members = [member for number in classes if number >= 0 for member in self.plan.classes[number].members]
-            return any(self.learns[member[0]] for member in members)
-        at = self._input(t, name)
-        return at is not None and self.needs[at]
-
-    def _input(self, t: int, name: Any) -> int | None:
-        """Which of the call's tensors an input of a type comes from."""
-        if name[0] == "capture":
-            return self.place[t, name[1]]
-        if name[0] == "feed":
-            return self.feed_at[(t, *name[1:]) if (t, *name[1:]) in self.feed_at else name[1:]]
-        if name[0] in ("slot_edge", "edge_feed"):
-            return self.first_edge + int(name[-1])
-        return None
 
     def input_numbers(self) -> dict[Any, int]:
         """Which of the call's tensors each fed or captured input of a type is."""
         found: dict[Any, int] = {}
         for t in self.types:
             for name in self.call.cells[t].trace.tape.inputs:
-                at = self._input(t, name) if name[0] in ("capture", "feed") else None
+                at = self.kind.input(t, name) if name[0] in ("capture", "feed") else None
                 if at is not None:
                     found[t, name] = at
         return found
@@ -253,7 +133,7 @@ class Execution:
 
     def _fed(self, tensors: Sequence[Tensor]) -> Callable[[int, Name], Tensor]:
         def fed(t: int, name: Any, into: Tensor | None = None) -> Tensor:
-            tensor = tensors[self._input(t, name) or 0]
+            tensor = tensors[self.kind.input(t, name) or 0]
             if name[0] == "feed":
                 rows, count = self.indices.rows(t), len(self.plan.rows[t])
                 if rows is None:
@@ -345,7 +225,7 @@ class Execution:
     def _gradients(self, tensors: Sequence[Tensor], sweep: Backward) -> list[Tensor | None]:
         results: list[Tensor | None] = [None] * len(tensors)
         for (t, name), grad in sweep.gradients.items():
-            at = self._input(t, name)
+            at = self.kind.input(t, name)
             if at is None or not self.needs[at]:
                 continue
             if name[0] != "capture":

@@ -30,7 +30,7 @@ class CompiledCell:
     tree: Any = None
     """The structure of what the cell pushes; None if it pushes nothing."""
     recent: list[Any] = field(default_factory=list)
-    """The kinds of the last calls on a GPU."""
+    """The kinds of the last calls (`weft.run.kind`)."""
     kept: OrderedDict[Any, Codes] = field(default_factory=OrderedDict)
     """The compiled pieces of this cell and those that it ran with."""
 
@@ -68,3 +68,5 @@ class Call:
     """Parameters that take part with zeros where the call does not use them: processes that train together expect them all."""
     graph: bool = False
     """Whether launches on a GPU may be captured and replayed."""
+    captured: Sequence[Tensor] | None = None
+    """The tensors that the plan's cells capture, one cell after the other, where they were fetched already."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate, islice
 
 import numpy as np
 import torch
@@ -33,5 +32,4 @@ def upload(arrays: Iterable[np.ndarray], device: torch.device) -> dict[int, Tens
     if parts:
         np.concatenate(parts, out=pinned.numpy(), casting="unsafe")
     there = pinned.to(device, non_blocking=True)
-    starts = accumulate(sizes, initial=0)
-    return {key: there.narrow(0, start, size) for key, start, size in zip(wanted, islice(starts, 0, None, 2), sizes[::2])}  # noqa: B905
+    return dict(zip(wanted, there.split_with_sizes(sizes)[::2], strict=True)) if parts else {}

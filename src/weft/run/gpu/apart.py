@@ -16,8 +16,7 @@ from weft.run.gpu.recipe import Writer
 from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import step_rows
 from weft.run.gpu.sweep import comes_apart
-from weft.run.gpu.table import stretches
-from weft.run.indices import Indices
+from weft.run.gpu.table import widest
 from weft.run.split import Piece
 
 aten = torch.ops.aten
@@ -40,11 +39,7 @@ def rows_apart(writer: Writer, text: TypeText, number: int, piece: Piece) -> int
     if not _fits(writer, text, piece):
         return None
     least = rates(writer.indices.device).rows(operations(piece))
-
-    def some(indices: Indices) -> bool:
-        return any(width == "apart" for _, _, width in stretches(indices.plan, number, False, least))
-
-    return least if writer.ask(("apart", number, least), some) else None
+    return least if writer.ask(("apart", number, least), lambda indices: widest(indices.plan, number) >= least) else None
 
 
 def _fits(writer: Writer, text: TypeText, piece: Piece) -> bool:

@@ -30,13 +30,10 @@ class GpuExecution(Execution):
     """By which this call ran."""
     written: Recipe | None = None
     """Which this call wrote."""
+    facts: tuple[Any, ...] = ()
+    """What the recipe knows of the plan."""
     kept: tuple[Tensor, ...] = ()
     given_tensors: Sequence[Tensor] = ()
-
-    @property
-    def first_feed(self) -> int:
-        """The call's tensors are those that cells capture, and from here on what is fed."""
-        return self.first_edge - len(self.call.feeds)
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
@@ -47,8 +44,8 @@ class GpuExecution(Execution):
                 found = replayed(self, self.recipe, tensors)
                 if found is not None:
                     return found
-            facts, stream = self.recipe.facts(self.indices), current_stream(device)
-            outputs, self.kept = self.recipe.run(facts, tensors, self.chosen(), self.records, device, stream)
+            self.facts, stream = self.recipe.facts(self.indices), current_stream(device)
+            outputs, self.kept = self.recipe.run(self.facts, tensors, self.chosen(), self.records, device, stream)
             return list(outputs)
         outputs = super().forward(tensors)
         if len(known) < MOST_RECIPES:
@@ -80,7 +77,7 @@ class GpuExecution(Execution):
         if found is None:
             return super().backward(tensors, mine, grads)
         device = self.call.device
-        facts, stream = found.facts(self.indices), current_stream(device)
+        facts, stream = found.facts(self.indices, self.facts), current_stream(device)
         given = (facts, tensors, self.chosen(), mine, grads, self.records, device, stream, keep)
         results: list[Tensor | None] = found.run(*given)
         return results
@@ -92,7 +89,7 @@ class GpuExecution(Execution):
             return
         self.given_tensors = tensors
         try:
-            known.append(BackText(self, sweep, recipe.about, grads).recipe())
+            known.append(BackText(self, sweep, recipe, grads).recipe())
         except NoRecipe:
             known.append(None)
         finally:
@@ -109,4 +106,7 @@ class GpuExecution(Execution):
         return self._known("backward", id(recipe), bool(self.must), tuple([grad is None for grad in grads]))
 
     def _suiting(self, known: Sequence[Recipe | None]) -> Recipe | None:
-        return next((one for one in known if one is not None and one.suits(self.indices)), None)
+        for one in known:
+            if one is not None and one.suits(self.indices):
+                return one
+        return None

@@ -6,11 +6,11 @@ Triton's own launcher looks at every argument at every launch. Here that happens
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import linecache
 import os
 from collections.abc import Sequence
-from functools import reduce
 from importlib.util import find_spec
 from operator import or_
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 
+@functools.cache
 def has_triton() -> bool:
     """Whether Triton is installed."""
     return find_spec("triton") is not None
@@ -52,7 +53,7 @@ class Quick:
             self.kernel.launch(programs, device, (*numbers, *tensors), self.constants)
             return
         pointers = [tensor.data_ptr() for tensor in tensors]
-        aligned = not reduce(or_, pointers) & 15
+        aligned = not functools.reduce(or_, pointers) & 15
         found = self._ready.get((device.index, aligned))
         if found is None:
             kinds = [*[None] * len(numbers), *[tensor.dtype for tensor in tensors]]

@@ -31,19 +31,20 @@ class Recipe:
     """`run(facts, ...)` does what the recipe says."""
 
     run: Callable[..., Any]
-    questions: tuple[tuple[Fact, Any], ...]
-    makers: tuple[Fact, ...]
+    asked: dict[Hashable, tuple[Fact, Any]]
+    makers: dict[Hashable, Fact | int]
+    """By what they tell: functions of a plan's indices, or which of the facts of the recipe that ran before it is."""
     source: str
     about: Any = None
     """What the writer of another recipe must know of this one."""
 
     def suits(self, indices: Indices) -> bool:
         """Whether a plan is of the kind that this was written for."""
-        return all(question(indices) == answer for question, answer in self.questions)
+        return all(question(indices) == answer for question, answer in self.asked.values())
 
-    def facts(self, indices: Indices) -> tuple[Any, ...]:
-        """What the recipe needs to know of a plan."""
-        return tuple([make(indices) for make in self.makers])
+    def facts(self, indices: Indices, before: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """What the recipe needs to know of a plan; `before`: the facts of the recipe that ran before."""
+        return tuple([before[make] if type(make) is int else make(indices) for make in self.makers.values()])  # type: ignore[operator]
 
 
 @dataclass(eq=False)
@@ -51,6 +52,8 @@ class Writer:
     """Collects the lines of a recipe."""
 
     indices: Indices
+    before: Recipe | None = None
+    """A recipe by which every plan runs that will run by this one: what it asked needs no asking again."""
     lines: list[str] = field(default_factory=list)
     space: dict[str, Any] = field(default_factory=dict)
     _facts: dict[Hashable, tuple[str, Fact]] = field(default_factory=dict)
@@ -59,9 +62,10 @@ class Writer:
 
     def ask(self, key: Hashable, question: Callable[[Indices], T]) -> T:
         """What is so in this plan, and must be so in every plan that the recipe runs."""
-        if key not in self._asked:
-            self._asked[key] = question, question(self.indices)
-        answer: T = self._asked[key][1]
+        known = self._asked if self.before is None or key not in self.before.asked else self.before.asked
+        if key not in known:
+            known[key] = question, question(self.indices)
+        answer: T = known[key][1]
         return answer
 
     def fact(self, key: Hashable, make: Fact) -> str:
@@ -99,14 +103,16 @@ class Writer:
 
     def recipe(self, parameters: str, results: str, about: Any = None) -> Recipe:
         """The finished recipe; variables are let go after their last use."""
-        facts = list(self._facts.values())
-        body = [f"({', '.join(name for name, _ in facts)},) = facts"] * bool(facts)
+        facts = self._facts
+        body = [f"({', '.join(name for name, _ in facts.values())},) = facts"] * bool(facts)
         body += _letting_go(self.lines, results)
         body = [line.replace("\n", "\n    ") for line in body]
         text = "\n    ".join([f"def recipe(facts, {parameters}):", *body, f"return {results}"]) + "\n"
         space = {"torch": torch, "empty": torch.empty, **self.space}
         exec(compile(text, "weft_recipe.py", "exec"), space)
-        return Recipe(space["recipe"], tuple(self._asked.values()), tuple(make for _, make in facts), text, about)
+        earlier = {} if self.before is None else {key: at for at, key in enumerate(self.before.makers)}
+        makers = {key: earlier.get(key, make) for key, (_, make) in facts.items()}
+        return Recipe(space["recipe"], self._asked, makers, text, about)
 
 
 _NAME = re.compile(r"\bx\d+\b")

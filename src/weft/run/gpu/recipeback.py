@@ -63,9 +63,10 @@ class Way:
 class BackText:
     """Writes the recipe of a backward pass that was just done."""
 
-    def __init__(self, execution: GpuExecution, backward: Backward, about: Saved, grads: Sequence[Tensor | None]) -> None:
+    def __init__(self, execution: GpuExecution, backward: Backward, before: Recipe, grads: Sequence[Tensor | None]) -> None:
         self.execution, self.plan, self.backward, self.grads = execution, execution.plan, backward, grads
-        self.writer = Writer(execution.indices)
+        self.writer = Writer(execution.indices, before)
+        about: Saved = before.about
         names, arenas = about.names, about.arenas
         kept = [self.writer.fresh() for _ in (*names, *arenas)]
         if kept:
@@ -238,7 +239,7 @@ class BackText:
     def _sweep(self, number: int, group: Group) -> None:
         types = [t for t in group.types if "back" in self.backward.cut[t][1]]
         first = self.types[types[0]]
-        fits = self.writer.ask(("few rows", number), lambda indices: few_rows(first.code, indices.plan, first.type))
+        fits = self.writer.ask(("few rows", first.type), lambda indices: few_rows(first.code, indices.plan, first.type))
         if not fits or number not in self.backward.swept:
             raise NoRecipe("steps that run one by one")
         walk, sweep = self.backward.swept[number]
@@ -370,7 +371,7 @@ class BackText:
         """The gradient of each of the call's tensors."""
         execution, found = self.execution, dict[int, str]()
         for (t, name), rows in self.gradients.items():
-            at = execution._input(t, name)
+            at = execution.kind.input(t, name)
             if at is None or not execution.needs[at]:
                 continue
             grad = rows if name[0] == "capture" else self._to_fed_rows(self.types[t], name, rows, f"tensors[{at}]")

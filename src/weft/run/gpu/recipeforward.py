@@ -91,7 +91,7 @@ class ForwardText:
 
     def _sweep(self, number: int, group: Group) -> None:
         first = self.types[group.types[0]]
-        fits = self.writer.ask(("few rows", number), lambda indices: few_rows(first.code, indices.plan, first.type))
+        fits = self.writer.ask(("few rows", first.type), lambda indices: few_rows(first.code, indices.plan, first.type))
         found = prepared(number, group, self.execution.runs) if fits else None
         if found is None:
             raise NoRecipe("steps that run one by one")

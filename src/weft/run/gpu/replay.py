@@ -49,7 +49,7 @@ class Replay:
 
 def replayed(execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor]) -> list[Tensor] | None:
     """The results by a replay; None for a plan that is new here."""
-    fed = set(range(execution.first_feed, len(tensors)))
+    fed = set(range(execution.kind.first_feed, len(tensors)))
     looks = tuple([(tensor.shape, tensor.dtype) if at in fed else tensor.data_ptr() for at, tensor in enumerate(tensors)])
     key = (id(execution.plan), id(recipe), looks)
     if key not in _captured:

@@ -8,12 +8,13 @@ Every line fills the columns of its own type only.
 
 from __future__ import annotations
 
+import functools
 from typing import cast
 
 import numpy as np
 
 from weft.graph.program import Ints
-from weft.plan.plan import Plan
+from weft.plan.plan import Group, Plan
 
 FIXED = 5
 
@@ -67,18 +68,35 @@ def stretches(plan: Plan, number: int, backward: bool = False, apart: int | None
     """
     key = ("stretches", number, apart)
     if key not in plan._derived:
-        group = plan.groups[number]
-        sizes = group.step_hi - group.step_lo
-        width = _widths(sizes, apart)
-        ends = [*(np.flatnonzero(np.diff(width)) + 1).tolist(), group.steps]
-        if len(ends) > MOST_STRETCHES and WIDTHS.index("apart") not in width:
-            width, ends = _widths(np.full(group.steps, sizes.mean()), None), [group.steps]
-        begins = [0, *ends[:-1]]
-        plan._derived[key] = [(begin, end, WIDTHS[width[begin]]) for begin, end in zip(begins, ends, strict=True)]
+        plan._derived[key] = _make_stretches(plan.groups[number], apart)
     found = cast(list[Stretch], plan._derived[key])
     return found[::-1] if backward else found
 
 
-def _widths(sizes: np.ndarray, apart: int | None) -> np.ndarray:
-    found = (sizes >= NARROW).astype(np.int8) + (sizes >= WIDE)
-    return found if apart is None else np.where(sizes >= apart, np.int8(3), found)
+def _make_stretches(group: Group, apart: int | None) -> list[Stretch]:
+    sizes = group.step_hi - group.step_lo
+    limits, names = _limits(apart)
+    width = limits.searchsorted(sizes, "right")
+    ends = [*((width[1:] != width[:-1]).nonzero()[0] + 1).tolist(), group.steps]
+    begins = [0, *ends[:-1]]
+    found = [(begin, end, names[width[begin]]) for begin, end in zip(begins, ends, strict=True)]
+    if len(found) <= MOST_STRETCHES or any(name == "apart" for _, _, name in found):
+        return found
+    return [(0, group.steps, names[int(limits.searchsorted(sizes.mean(), "right"))])]
+
+
+@functools.cache
+def _limits(apart: int | None) -> tuple[Ints, tuple[str, ...]]:
+    """From how many rows on a step has the next width, and the names of the widths."""
+    limits = [(at, name) for at, name in ((NARROW, "middling"), (WIDE, "wide")) if apart is None or at < apart]
+    limits += [] if apart is None else [(apart, "apart")]
+    return np.array([at for at, _ in limits], dtype=np.int32), ("narrow", *(name for _, name in limits))
+
+
+def widest(plan: Plan, number: int) -> int:
+    """The rows of a group's widest step."""
+    key = ("widest", number)
+    if key not in plan._derived:
+        group = plan.groups[number]
+        plan._derived[key] = int((group.step_hi - group.step_lo).max(initial=0))
+    return cast(int, plan._derived[key])
