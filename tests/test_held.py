@@ -1,0 +1,147 @@
+"""The cells of a call are looked at together: a call like the last one finds all of them at once, and notices every change."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.graph.cell import Trace
+from weft.plan.plan import Group
+from weft.run.gpu import table
+
+torch.set_num_threads(1)
+
+SCALE = 1.0
+
+
+class Part(weft.VertexFunction):
+    """Reads parameters, a buffer, a setting, a list, a global; shares a module with the other part."""
+
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__(state={"h": (3,)})
+        self.shared, self.own = shared, nn.Linear(2, 3)
+        self.register_buffer("shift", torch.zeros(3))
+        self.scale, self.sizes = 1.0, [1.0]
+
+    def forward(self, v: Any) -> None:
+        h = torch.tanh(self.own(v.pull()) * self.scale + self.shared(v.gather().sum("h")) * self.sizes[0] + self.shift) * SCALE
+        v.scatter(h=h)
+        v.push(h)
+
+
+def model() -> weft.Typed:
+    torch.manual_seed(0)
+    shared = nn.Linear(3, 3)
+    return weft.Typed({"leaf": Part(shared), "node": Part(shared)})
+
+
+GRAPH = weft.Graph([[], [], [0, 1], [2, 1], [3]], types=[0, 0, 1, 1, 0])
+ROWS = torch.randn(5, 2, generator=torch.Generator().manual_seed(1))
+
+
+def results(net: nn.Module, backend: str) -> dict[str, Tensor | None]:
+    net.zero_grad()
+    out = net(GRAPH, ROWS, backend=backend)
+    if out.requires_grad:
+        out.square().sum().backward()
+    return {"out": out.detach(), **{name: p.grad for name, p in net.named_parameters()}}
+
+
+def same(net: nn.Module) -> None:
+    found, expected = results(net, "auto"), results(net, "reference")
+    for name, tensor in expected.items():
+        if tensor is None:
+            assert found[name] is None, name
+        else:
+            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_call_like_the_last_one_asks_no_trace_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    for _ in range(2):
+        net(GRAPH, ROWS)
+    monkeypatch.setattr(Trace, "holds", lambda trace: pytest.fail("one by one"))
+    same(net)
+
+
+CHANGES: dict[str, Any] = {
+    "another parameter": lambda part: setattr(part.own, "weight", nn.Parameter(torch.ones(3, 2))),
+    "another shared parameter": lambda part: setattr(part.shared, "bias", nn.Parameter(torch.ones(3))),
+    "two parameters become one": lambda part: setattr(part.own, "bias", part.shared.bias),
+    "a parameter that needs no gradient": lambda part: part.own.weight.requires_grad_(False),
+    "no gradients at all": lambda part: part.requires_grad_(False),
+    "another setting": lambda part: setattr(part, "scale", 0.5),
+    "a list changed in place": lambda part: part.sizes.__setitem__(0, 3.0),
+    "another buffer": lambda part: setattr(part, "shift", torch.ones(3)),
+    "another module": lambda part: setattr(part, "own", nn.Sequential(nn.Linear(2, 3), nn.Tanh())),
+    "a parameter that is not there": lambda part: setattr(part.own, "bias", None),
+    "a module that is not there": lambda part: setattr(part, "shared", nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("kind", ["leaf", "node"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_in_any_of_the_cells_is_honoured(change: str, kind: str) -> None:
+    net = model()
+    for _ in range(2):
+        same(net)
+    CHANGES[change](net.functions[kind])
+    for _ in range(2):
+        same(net)
+
+
+def test_another_function_for_a_type_is_honoured() -> None:
+    net = model()
+    same(net)
+    net.functions["node"] = Part(nn.Linear(3, 3))
+    same(net)
+    before = net.functions["node"]
+    net.functions["node"] = Part(nn.Linear(3, 3))
+    same(net)
+    net.functions["node"] = before
+    same(net)
+
+
+def test_a_global_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    same(net)
+    monkeypatch.setitem(globals(), "SCALE", 0.25)
+    same(net)
+
+
+def test_hooks_on_a_module_within_are_run() -> None:
+    net, seen = model(), list[int]()
+    same(net)
+    own = net.functions["node"].own
+    with pytest.warns(weft.FallbackWarning, match="carries hooks"):
+        own.register_forward_hook(lambda module, args, out: seen.append(1))
+        net(GRAPH, ROWS)
+    assert seen
+
+
+@pytest.mark.parametrize("apart", [None, 30, 200, 1000])
+def test_steps_of_one_width_that_follow_each_other_are_one_stretch(apart: int | None) -> None:
+    def width(size: float) -> str:
+        if apart is not None and size >= apart:
+            return "apart"
+        return "narrow" if size < table.NARROW else "middling" if size < table.WIDE else "wide"
+
+    for seed in range(60):
+        made = random.Random(seed)
+        sizes = [made.choice((1, 29, 30, 63, 64, 199, 200, 399, 400, 999, 1000, 4000)) for _ in range(made.randint(1, 9))]
+        hi = np.cumsum(sizes).astype(np.int32)
+        group = Group((0,), True, np.zeros(len(sizes), np.int32), (hi - sizes).astype(np.int32), hi)
+        expected: list[tuple[int, int, str]] = []
+        for at, size in enumerate(sizes):
+            begin = expected.pop()[0] if expected and expected[-1][2] == width(size) else at
+            expected.append((begin, at + 1, width(size)))
+        if len(expected) > table.MOST_STRETCHES and "apart" not in [name for _, _, name in expected]:
+            mean = sum(sizes) / len(sizes)
+            expected = [(0, len(sizes), "narrow" if mean < table.NARROW else "middling" if mean < table.WIDE else "wide")]
+        assert table._make_stretches(group, apart) == expected
