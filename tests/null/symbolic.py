@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.graph.program import Program
+from weft.plan.arguments import arguments
 from weft.plan.levels import levels
 from weft.plan.plan import NOT_A_SLICE, Group, Plan, Read, Return
 from weft.plan.returns import returns
@@ -247,13 +248,13 @@ class _PlanRun:
             table = values.reshape(hi - lo, read.width)
             rows = self.plan.classes[read.value_class].rows if read.value_class >= 0 else 0
             filled = (read.index.reshape(-1, read.width) < rows)[lo:hi]
-            at = read.arguments.reshape(-1, read.width)[lo:hi]
+            at = arguments(self.plan, read).reshape(-1, read.width)[lo:hi]
             rows_of = np.full(at.shape, -1) if edge is None else np.where(at >= 0, edge[at] if len(edge) else -1, -1)
             columns = [(table[:, c], filled[:, c], rows_of[:, c]) for c in range(read.width)]
             return [item for column in columns for item in column]
         assert read.offsets is not None
         offsets = read.offsets[lo : hi + 1] - read.offsets[lo]
-        at = read.arguments[read.offsets[lo] : read.offsets[hi]]
+        at = arguments(self.plan, read)[read.offsets[lo] : read.offsets[hi]]
         if len(at) != len(values) or (np.diff(offsets) < 0).any() or (len(at) and at.min() < 0):
             raise Crash("edges")
         rows_of = np.full(len(at), -1) if edge is None else edge[at]

@@ -323,10 +323,6 @@ BROKEN_PLANS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         read(0, width=1),
         "port 0 of type 1 reads 'slots' of width 1; the program says 'slots' of width 2.",
     ),
-    "other arguments": (
-        read(0, arguments=ints(0, 1, 4, 5, 3, 2)),
-        "port 0 of type 1 does not take the arguments that the program gives it: number 4 is 3, expected 2.",
-    ),
     "other bounds of a bag": (
         read(1, offsets=ints(0, 1, 3)),
         "port 0 of type 2 does not divide its arguments among the rows as the program does.",

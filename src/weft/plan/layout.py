@@ -22,6 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from weft.graph.program import EMPTY, Ints, Port, Program
+from weft.plan.arguments import positions
 from weft.plan.condense import GroupOrder
 from weft.plan.levels import Bools, Indices, occurring, stable_order
 from weft.plan.levels import offsets as offsets_of
@@ -120,7 +121,7 @@ def _sources(program: Program, nodes: Sequence[Indices]) -> list[_Source]:
     sources: list[_Source] = []
     for t, kind in enumerate(program.types):
         for number, port in enumerate(kind.ports if len(nodes[t]) else ()):
-            at, bounds = _positions(program, nodes[t], port)
+            at, bounds = positions(program, nodes[t], port)
             node: Indices = src.take(at)
             output: Ints | None = None if out is None else out.take(at)
             exists = node >= 0
@@ -136,25 +137,6 @@ def _sources(program: Program, nodes: Sequence[Indices]) -> list[_Source]:
 
 def _widest(program: Program) -> int:
     return max([1, *(kind.outputs for kind in program.types)])
-
-
-def _positions(program: Program, nodes: Indices, port: Port) -> tuple[Indices, Ints | None]:
-    """The argument positions (into `src`) that a port of these nodes reads, -1 for none; for bags also their bounds."""
-    begin, end = program.ptr.take(nodes), program.ptr.take(nodes + 1)
-    if port.kind == "slots":
-        slots = np.array(port.positions, dtype=np.int64)[:, None] + begin  # long rows: numpy loops fast over the last axis
-        missing = slots >= end
-        if missing.any():
-            slots[missing] = -1
-        return slots.T.reshape(-1), None
-    begin = np.minimum(begin + np.int32(port.positions[0]), end)
-    lengths = end - begin
-    bounds = offsets_of(lengths)
-    at = np.repeat(begin - bounds[:-1], lengths) + np.arange(bounds[-1])
-    filled = program.src.take(at) >= 0
-    if not filled.all():
-        at, bounds = at[filled], offsets_of(filled)[bounds]
-    return at, bounds
 
 
 def _classes(
@@ -241,9 +223,7 @@ def _reads(
         cuts = np.concatenate((group.step_lo[mine], group.step_hi[mine][-1:])) if recurrent else np.array([0, len(nodes[t])])
         slices = _slices(index, source.bounds[cuts] if source.bounds is not None else cuts * width, end)
         cuts = cuts.astype(np.int32)
-        reads.append(
-            Read(t, source.number, port.kind, width, value_class, recurrent, source.at, index, source.bounds, cuts, slices)
-        )
+        reads.append(Read(t, source.number, port.kind, width, value_class, recurrent, index, source.bounds, cuts, slices))
     return tuple(reads)
 
 
@@ -251,7 +231,7 @@ def _empty_read(source: _Source, width: int, rows: int) -> Read:
     """A port that finds nothing at all in this batch reads zeros; it belongs to no class."""
     cuts, slices = np.array([0, rows], dtype=np.int32), np.full(1, NOT_A_SLICE, np.int32)
     index = np.zeros(len(source.at), np.int32)
-    return Read(source.type, source.number, source.port.kind, width, -1, False, source.at, index, source.bounds, cuts, slices)
+    return Read(source.type, source.number, source.port.kind, width, -1, False, index, source.bounds, cuts, slices)
 
 
 def _slices(index: Ints, cuts: Ints, stop: int) -> Ints:

@@ -61,8 +61,6 @@ class Read:
     width: int
     value_class: int
     recurrent: bool
-    arguments: Ints
-    """Positions in the program's argument list, -1 for none."""
     index: Ints
     offsets: Ints | None
     bounds: Ints

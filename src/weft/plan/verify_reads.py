@@ -144,8 +144,6 @@ def _broken_read(plan: Plan, read: Read, arguments: Arguments) -> Iterator[str]:
         yield f"{where} reads {read.kind!r} of width {read.width}; the program says {port.kind!r} of width {width}."
         return
     wanted, bounds = arguments.of_port(plan, read.type, port)
-    if not np.array_equal(read.arguments, wanted):
-        yield f"{where} does not take the arguments that the program gives it{_place(read.arguments, wanted)}."
     if (read.offsets is None) != (bounds is None) or (bounds is not None and not np.array_equal(read.offsets, bounds)):  # type: ignore[arg-type]
         yield f"{where} does not divide its arguments among the rows as the program does."
         return

@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.errors import WeftError
 from weft.graph.ports import slots_port
 from weft.graph.tape import Name
+from weft.plan.arguments import arguments as argument_positions
 from weft.run.backward import Backward
 from weft.run.call import Call
 from weft.run.forward import run_forward
@@ -150,7 +151,7 @@ class Execution:
         run, per_edge = self.runs[t], name[0] == "edge_feed"
         read = run.bag if per_edge else run.ports[slots_port(run.kinds, name[1])]
         assert read is not None
-        arguments = read.arguments
+        arguments = argument_positions(self.plan, read)
         if not per_edge:
             arguments = arguments.reshape(-1, read.width)[:, run.kinds[read.port].positions.index(name[1])]
         edge = self.plan.program.edge

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
+from weft.plan.native import owners_natively
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 from weft.run.columns import Cut, Cuts, Numbers
@@ -269,6 +270,6 @@ def owners(plan: Plan, read: Read) -> Ints:
     key = ("owners", read.type, read.port)
     if key not in plan._derived:
         assert read.offsets is not None
-        counts = np.diff(read.offsets)
-        plan._derived[key] = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        counts, found = np.diff(read.offsets), owners_natively(plan, plan.reads.index(read))
+        plan._derived[key] = np.repeat(np.arange(len(counts), dtype=np.int32), counts) if found is None else found
     return cast(Ints, plan._derived[key])

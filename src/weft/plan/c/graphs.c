@@ -4,15 +4,15 @@
 enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 4 };
 enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, OF_TOTALS };
 
-enum { PAIR_READER, PAIR_PRODUCER, OF_PAIR }; /* a type that feeds another, or itself */
+enum { PAIR_READER, PAIR_PRODUCER, OF_PAIR }; /* a type, or a port, and a type that feeds it */
 
-/* `seen` tells which node type each kind of vertex is, and which of them read anything: vertices of others have no arguments.
-   Levels are those of groups of one type: they count the edges between vertices of one type. */
+/* `seen` tells which node type each kind of vertex is, and what these read. `pair` has the types that feed each other, then those
+   that ports meet. Levels are those of groups of one type: they count the edges between vertices of one type. */
 typedef struct View {
     struct View *next;
     uint64_t seen;
     Part part;
-    long top, pairs;
+    long top, pairs, meetings;
     i32 *pair;
     i32 arrays[];
 } View;
@@ -108,18 +108,17 @@ static View *empty_view(Work *w, long n, long m, long types, long pairs, int is_
     View *view = is_kept ? malloc(size) : take(w, size, 1);
     if (!view) longjmp(w->give_up, 1);
     i32 *runs = view->arrays, *number = runs + types * OF_RUN + pairs * OF_PAIR;
-    view->pairs = pairs, view->pair = runs + types * OF_RUN;
+    view->pair = runs + types * OF_RUN;
     view->part = (Part){n, m, types, runs, number, number + 3 * n, number + 4 * n, number + 5 * n + 1, NULL, number + n, number + 2 * n};
     return view;
 }
 
 /* What `w`, the work on one graph, has found, as a view. */
-static View *keep_view(Work *batch, Work *w, uint64_t seen, int is_kept) {
-    long types = 0;
-    for (long t = 0; t < w->types; t++) types += w->count[t] > 0;
-    View *view = empty_view(batch, w->n, w->m, types, w->feed_ptr[w->types], is_kept);
+static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t seen, int is_kept) {
+    long pairs = w->feed_ptr[w->types];
+    View *view = empty_view(batch, w->n, w->m, w->part->types, pairs + w->meetings, is_kept);
     const i32 *arrays[] = {w->of_type, w->level, w->above, w->type};
-    i32 *run = view->arrays, *pair = view->pair, *next = pair + view->pairs * OF_PAIR;
+    i32 *run = view->arrays, *pair = view->pair, *next = pair + (pairs + w->meetings) * OF_PAIR;
     for (int i = 0; i < 4; i++, next += w->n) memcpy(next, arrays[i], w->n * sizeof(i32));
     memcpy(next, w->ptr, (w->n + 1) * sizeof(i32));
     memcpy(next + w->n + 1, w->src, w->m * sizeof(i32));
@@ -131,7 +130,9 @@ static View *keep_view(Work *batch, Work *w, uint64_t seen, int is_kept) {
         for (i32 at = w->feed_ptr[t]; at < w->feed_ptr[t + 1]; at++, pair += OF_PAIR)
             pair[PAIR_READER] = t, pair[PAIR_PRODUCER] = w->feeds[at];
     }
-    view->seen = seen, view->top = w->top;
+    for (const i32 *met = w->met; met < w->met + w->meetings * OF_MEETING; met += OF_MEETING, pair += OF_PAIR)
+        pair[PAIR_READER] = gathers[met[MET_BY]].port, pair[PAIR_PRODUCER] = met[MET_TYPE];
+    view->seen = seen, view->top = w->top, view->pairs = pairs, view->meetings = w->meetings;
     return view;
 }
 
@@ -154,7 +155,12 @@ static View *new_view(Work *batch, const Graph *g, const i32 *table, uint64_t se
     for (long t = 0; t < w->types; t++) w->group_of[t] = t;
     find_levels(w);
     count_levels(w);
-    View *view = keep_view(batch, w, seen, is_kept);
+    w->turn = w->level;
+    make_part(w);
+    find_outputs(w);
+    Gather *gathers = list_gathers(w);
+    find_meetings(w, gathers);
+    View *view = keep_view(batch, w, gathers, seen, is_kept);
     release(w);
     return view;
 }
@@ -171,21 +177,18 @@ static View *view_of(Work *w, Graph *g, const i32 *table, uint64_t seen) {
     return made;
 }
 
-/* A number for what a view depends on: FNV-1a over the table and over which types read. */
+/* A number for what a view depends on: FNV-1a over the table, and over the types and their ports. */
 static uint64_t as_seen(const Work *w, const i32 *table) {
-    uint64_t seen = 14695981039346656037u;
-    for (long kind = 0; kind < MOST_KINDS; kind++) {
-        i32 t = table[kind];
-        seen = (seen ^ (uint32_t)t) * 1099511628211u;
-        seen = (seen ^ (t >= 0 && w->port_ptr[t + 1] > w->port_ptr[t])) * 1099511628211u;
-    }
-    return seen ^ (uint64_t)w->types << 48;
+    const i32 *end = w->positions + w->position_ptr[w->port_ptr[w->types]];
+    uint64_t seen = 14695981039346656037u ^ (uint64_t)w->types;
+    for (long kind = 0; kind < MOST_KINDS; kind++) seen = (seen ^ (uint32_t)table[kind]) * 1099511628211u;
+    for (const i32 *number = w->outputs; number < end; number++) seen = (seen ^ (uint32_t)*number) * 1099511628211u;
+    return seen;
 }
 
-/* All graphs as parts, sums over them, and who feeds whom in any of them. */
-static void find_parts(Work *w, Graph *const *graph, long count, const i32 *table) {
+/* All graphs as parts, and sums over them. `feeds` gets who feeds whom in any of them, `met` which types ports meet. */
+static void find_parts(Work *w, Graph *const *graph, long count, const i32 *table, char *feeds, char *met) {
     uint64_t seen = as_seen(w, table);
-    char *feeds = memset(take(w, w->types * w->types, 1), 0, w->types * w->types);
     w->part = take(w, count, sizeof(Part)), w->parts = count;
     w->count = zeros(w, w->types), w->arguments = zeros(w, w->types), w->type_first_step = zeros(w, w->types + 1);
     for (long i = 0; i < count; i++) {
@@ -199,10 +202,24 @@ static void find_parts(Work *w, Graph *const *graph, long count, const i32 *tabl
             w->count[t] += run[RUN_COUNT], w->arguments[t] += run[RUN_ARGUMENTS];
             *levels = run[RUN_LEVELS] > *levels ? run[RUN_LEVELS] : *levels;
         }
-        for (const i32 *pair = view->pair; pair < view->pair + view->pairs * OF_PAIR; pair += OF_PAIR)
-            feeds[pair[PAIR_READER] * w->types + pair[PAIR_PRODUCER]] = 1;
+        const i32 *pair = view->pair, *meeting = pair + view->pairs * OF_PAIR, *end = meeting + view->meetings * OF_PAIR;
+        for (; pair < meeting; pair += OF_PAIR) feeds[pair[PAIR_READER] * w->types + pair[PAIR_PRODUCER]] = 1;
+        for (; pair < end; pair += OF_PAIR) met[pair[PAIR_READER] * w->types + pair[PAIR_PRODUCER]] = 1;
     }
-    list_feeds(w, feeds);
+}
+
+/* The types that ports meet, as outputs: vertices have one. */
+static void list_meetings(Work *w, const char *met) {
+    i32 number = 0;
+    w->met = ints(w, OF_MEETING * (w->reads * w->types + 1));
+    for (long t = 0; t < w->types; t++) {
+        for (i32 port = w->port_ptr[t]; w->count[t] && port < w->port_ptr[t + 1]; port++, number++) {
+            for (i32 producer = 0; producer < w->types; producer++) {
+                i32 made[] = {number, producer, w->output_first[producer]};
+                if (met[port * w->types + producer]) memcpy(w->met + OF_MEETING * w->meetings++, made, sizeof(made));
+            }
+        }
+    }
 }
 
 /* Begin the plan of a batch of graphs. Returns NULL where it is better planned as a program, or cannot be: cycles of several types,
@@ -212,11 +229,16 @@ Work *weft_plan_graphs(Graph *const *graph, long count, long types, const i32 *k
     Work *w = begin(types, kinds, max_rows);
     if (!w) return NULL;
     if (types >= FEW || setjmp(w->give_up)) return release(w), NULL;
-    find_parts(w, graph, count, table);
+    long pairs = types * types, meetings = w->port_ptr[types] * types;
+    char *feeds = memset(take(w, pairs + meetings, 1), 0, pairs + meetings), *met = feeds + pairs;
+    find_parts(w, graph, count, table, feeds, met);
+    list_feeds(w, feeds);
     find_first(w);
     find_groups(w, CONDENSE);
     for (long group = 0; group < w->groups; group++)
         if (w->group_ptr[group + 1] - w->group_ptr[group] > 1) return release(w), NULL;
     find_steps(w, CONDENSE);
-    return measure(w, sizes) ? w : (release(w), NULL);
+    if (!measure(w, sizes)) return release(w), NULL;
+    list_meetings(w, met);
+    return w;
 }

@@ -1,6 +1,9 @@
 /* The way back: returns.py. For every read, which gradient rows belong to which class rows, from a filled plan. */
 
-enum { BACK_READ, BACK_GROUP, BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_REST, BACK_PIECES, OF_BACK };
+/* The first numbers of an array of returns; the entries of its table, which follows. As in a plan, first come arrays that a device
+   reads. Those of the host are at the end, the first one last. */
+enum { RETURNS, BACK_DEVICE_END, BACK_HEADER = 4 };
+enum { BACK_READ, BACK_GROUP, BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_CUTS, BACK_PIECES, OF_BACK };
 
 typedef struct {
     const i32 *plan, *entry, *index, *offsets, *class;
@@ -9,13 +12,12 @@ typedef struct {
 
 static Read read_at(const i32 *plan, long number) {
     const i32 *entry = plan + plan[AT_READS] + number * OF_READ;
-    Read r = {plan, entry, plan + entry[READ_AT] + entry[READ_LENGTH]};
-    r.offsets = entry[READ_KIND] == SLOTS ? NULL : r.index + entry[READ_LENGTH];
+    Read r = {plan, entry, plan + entry[READ_INDEX]};
+    r.offsets = entry[READ_KIND] == SLOTS ? NULL : plan + entry[READ_OFFSETS];
     r.class = entry[READ_CLASS] < 0 ? NULL : plan + plan[AT_CLASSES] + (long)entry[READ_CLASS] * OF_CLASS;
     r.rows = r.class ? r.class[CLASS_ROWS] : 0;
     r.length = r.total = entry[READ_LENGTH];
-    const i32 *first = plan + plan[AT_FIRST] + entry[READ_TYPE];
-    if (entry[READ_KIND] == SUM) r.total = first[1] - first[0];
+    if (entry[READ_KIND] == SUM) r.total = plan[plan[AT_COUNTS] + entry[READ_TYPE]];
     return r;
 }
 
@@ -27,7 +29,7 @@ static long find_cuts(const i32 *plan, i32 class, i32 group, i32 *cuts) {
     for (i32 piece = its[PIECES_FROM]; piece < its[PIECES_TO]; piece++) {
         for (i32 o = output_first[steps[piece]]; o < output_first[steps[piece] + 1]; o++) {
             if (outputs[(long)o * OF_OUTPUT + OUT_CLASS] != class) continue;
-            if (cuts) cuts[found] = plan[outputs[(long)o * OF_OUTPUT + OUT_ROWS] + steps[plan[PIECES] + piece]];
+            if (cuts) cuts[found] = plan[outputs[(long)o * OF_OUTPUT + OUT_ROWS] + steps[padded(plan[PIECES]) + piece]];
             found++;
         }
     }
@@ -39,17 +41,19 @@ static int is_own(const Read *r, i32 group) { return r->entry[RECURRENT] && r->e
 
 /* How much room all returns of a plan need at most: first their table, then their arrays. */
 long weft_returns_room(const i32 *plan) {
-    long room = 1;
+    long room = 0, entries = 0;
     for (long number = 0; number < plan[READS]; number++) {
         Read r = read_at(plan, number);
         if (!r.class) continue;
-        room += r.length + 2 * (long)r.rows;
-        for (i32 span = r.class[SPANS_FROM]; span < r.class[SPANS_TO]; span++) {
-            i32 group = plan[plan[AT_SPANS] + span * OF_SPAN + SPAN_GROUP];
-            room += OF_BACK + 3 + 3 * (is_own(&r, group) ? find_cuts(plan, r.entry[READ_CLASS], group, NULL) : 1);
+        room += r.length;
+        for (i32 at = r.class[SPANS_FROM]; at < r.class[SPANS_TO]; at++, entries++) {
+            const i32 *span = plan + plan[AT_SPANS] + at * OF_SPAN;
+            long rows = span[SPAN_LAST] - span[SPAN_FIRST];
+            long pieces = is_own(&r, span[SPAN_GROUP]) ? find_cuts(plan, r.entry[READ_CLASS], span[SPAN_GROUP], NULL) : 1;
+            room += padded(rows) + padded(rows + 1) + padded(3 * pieces + 1) + 4; /* 4: the index, shared among the spans, is cut */
         }
     }
-    return room;
+    return padded(room) + padded(BACK_HEADER + entries * OF_BACK);
 }
 
 /* Gradient rows in the order of the class rows they belong to, and where each class row's start; returns whether none has two. */
@@ -71,17 +75,13 @@ static int sort_rows(const Read *r, i32 *index, i32 *starts) {
     return is_single;
 }
 
-/* What comes back to the class rows that one group wrote: offsets, cuts, slices, and whether nothing does, piece by piece. */
-static i32 *fill_return(const Read *r, const i32 *span, const i32 *index, const i32 *starts, int is_single, i32 *entry, i32 *rest) {
-    i32 first = span[SPAN_FIRST], last = span[SPAN_LAST];
-    int own = is_own(r, span[SPAN_GROUP]);
-    i32 *cuts = rest + last - first + 1;
-    for (i32 row = first; row <= last; row++) rest[row - first] = starts[row] - starts[first];
-    long pieces = own ? find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], cuts) : 1;
-    if (!own) cuts[0] = first;
-    cuts[pieces] = last;
-    i32 *slices = cuts + pieces + 1;
+/* How what comes back to the class rows that one group wrote is cut into pieces: slices, and whether nothing comes at all. */
+static void fill_return(const Read *r, const i32 *span, const i32 *index, const i32 *starts, int is_single, long pieces, i32 *cuts) {
+    i32 first = span[SPAN_FIRST], *slices = cuts + pieces + 1;
     char *nothing = (char *)(slices + pieces);
+    if (is_own(r, span[SPAN_GROUP])) find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], cuts);
+    else cuts[0] = first;
+    cuts[pieces] = span[SPAN_LAST];
     for (long piece = 0; piece < pieces; piece++) {
         i32 begin = starts[cuts[piece]], end = starts[cuts[piece + 1]], at = begin + 1;
         int full = is_single && end > begin && end - begin == cuts[piece + 1] - cuts[piece];
@@ -90,43 +90,59 @@ static i32 *fill_return(const Read *r, const i32 *span, const i32 *index, const 
         nothing[piece] = begin == end;
     }
     for (long cut = 0; cut <= pieces; cut++) cuts[cut] -= first;
-    entry[BACK_PIECES] = pieces;
-    return slices + pieces + (pieces + 3) / 4;
+}
+
+/* Arrays from the front, for the device, or from the end, for the host. */
+typedef struct {
+    i32 *back, *front, *end;
+} Room;
+
+static i32 *reserve(Room *room, long count, int for_device) {
+    if (!for_device) return room->end -= padded(count);
+    room->front += padded(count);
+    return room->front - padded(count);
+}
+
+/* What comes back from one read to the class rows that one group wrote. A device reads the one row that each gets, if that is all. */
+static void add_return(const Read *r, long number, const i32 *span, const i32 *index, const i32 *starts, int is_single, Room *room,
+                       i32 *entry) {
+    i32 first = span[SPAN_FIRST], last = span[SPAN_LAST], count = starts[last] - starts[first], *single = NULL;
+    long pieces = is_own(r, span[SPAN_GROUP]) ? find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], NULL) : 1;
+    if (is_single) {
+        single = reserve(room, last - first, 1);
+        for (i32 row = first; row < last; row++) single[row - first] = starts[row] < starts[row + 1] ? index[starts[row]] : r->total;
+    }
+    i32 *mine = memcpy(reserve(room, count, !is_single), index + starts[first], count * sizeof(i32));
+    i32 *offsets = reserve(room, last - first + 1, !is_single), *cuts = reserve(room, 3 * pieces + 1, 0);
+    for (i32 row = first; row <= last; row++) offsets[row - first] = starts[row] - starts[first];
+    fill_return(r, span, index, starts, is_single, pieces, cuts);
+    i32 made[] = {number, span[SPAN_GROUP], first, last, mine - room->back, count, single ? single - room->back : -1,
+                  offsets - room->back, cuts - room->back, pieces};
+    memcpy(entry, made, sizeof(made));
 }
 
 /* All returns of a plan; `back` has room for them. Returns 0 if there is no memory. */
-int weft_returns(const i32 *plan, i32 *back) {
-    long most = 0, spans = 0, made = 0;
+int weft_returns(const i32 *plan, i32 *back, long room) {
+    long most = 0, longest = 0, spans = 0, made = 0;
     for (long number = 0; number < plan[READS]; number++) {
         Read r = read_at(plan, number);
-        most = r.rows > most ? r.rows : most;
+        most = r.rows > most ? r.rows : most, longest = r.length > longest ? r.length : longest;
         spans += r.class ? r.class[SPANS_TO] - r.class[SPANS_FROM] : 0;
     }
-    i32 *starts = malloc((most + 1) * sizeof(i32)), *next = back + 1 + spans * OF_BACK;
+    i32 *starts = malloc((most + 1 + longest) * sizeof(i32)), *index = starts + most + 1;
     if (!starts) return 0;
+    Room left = {back, back + padded(BACK_HEADER + spans * OF_BACK), back + room};
     for (long number = 0; number < plan[READS]; number++) {
         Read r = read_at(plan, number);
         if (!r.class) continue;
-        i32 *index = next;
         int is_single = sort_rows(&r, index, starts);
-        next += starts[r.rows];
-        i32 *single = is_single ? next : NULL;
-        if (single) {
-            next += r.rows;
-            for (i32 row = 0; row < r.rows; row++) single[row] = starts[row] < starts[row + 1] ? index[starts[row]] : r.total;
-        }
         for (i32 at = r.class[SPANS_FROM]; at < r.class[SPANS_TO]; at++) {
             const i32 *span = plan + plan[AT_SPANS] + at * OF_SPAN;
-            i32 first = span[SPAN_FIRST], last = span[SPAN_LAST], *entry = back + 1 + made * OF_BACK;
-            if (starts[first] == starts[last]) continue;
-            i32 values[] = {number, span[SPAN_GROUP], first, last, index - back + starts[first], starts[last] - starts[first],
-                            single ? single - back + first : -1, next - back, 0};
-            memcpy(entry, values, sizeof(values));
-            next = fill_return(&r, span, index, starts, is_single, entry, next);
-            made++;
+            if (starts[span[SPAN_FIRST]] == starts[span[SPAN_LAST]]) continue;
+            add_return(&r, number, span, index, starts, is_single, &left, back + BACK_HEADER + made++ * OF_BACK);
         }
     }
-    back[0] = made;
+    back[RETURNS] = made, back[BACK_DEVICE_END] = left.front - back;
     free(starts);
     return 1;
 }

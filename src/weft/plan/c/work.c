@@ -51,9 +51,12 @@ typedef struct {
     i32 *starts, *key;
     long pieces;
     i32 *piece_first, *piece_type, *piece_lo, *piece_hi, *type_pieces;
-    /* outputs that can be read, and what filling in needs of them */
-    i32 *output_first, *class_row_first;
-    long num_outputs, class_rows, reads, table, total;
+    /* outputs that can be read; ports of types that have nodes; which outputs these meet (gathers.c) */
+    i32 *output_first, *gather_first, *met;
+    long num_outputs, reads, meetings;
+    /* the plan: where the class rows of outputs are; the end of its tables, of what a device reads, of all */
+    i32 *class_row_at;
+    long table, device, total;
     Block *blocks;
     jmp_buf give_up;
 } Work;
@@ -75,6 +78,12 @@ static i32 *filled(Work *w, size_t count, i32 value) {
     i32 *made = ints(w, count);
     for (size_t i = 0; i < count; i++) made[i] = value;
     return made;
+}
+
+/* Memory that is about to be written here and there: fetched line after line, which is much faster. */
+static void approach(i32 *from, long count) {
+    enum { LINE = 64 / sizeof(i32) };
+    for (long at = 0; at < count; at += LINE) __builtin_prefetch(from + at, 1);
 }
 
 /* The work for a program of these types. */

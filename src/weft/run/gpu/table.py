@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from weft.graph.program import Ints
+from weft.plan.native import step_table_natively
 from weft.plan.plan import Group, Plan
 
 FIXED = 5
@@ -37,11 +38,13 @@ def step_table(plan: Plan, number: int) -> Ints:
     """Made once for each plan."""
     key = ("step table", number)
     if key not in plan._derived:
-        plan._derived[key] = _make(plan, number)
+        found = step_table_natively(plan, number)
+        plan._derived[key] = _make(plan, number) if found is None else found
     return cast(Ints, plan._derived[key])
 
 
 def _make(plan: Plan, number: int) -> Ints:
+    """The slow twin of what C puts into a plan."""
     group = plan.groups[number]
     where = columns(plan, number)
     table = np.zeros((group.steps, FIXED + 2 * len(where)), dtype=np.int32)

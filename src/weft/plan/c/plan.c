@@ -1,0 +1,62 @@
+/* From a program to a plan: first all that its size depends on, then the plan itself. */
+
+/* From steps to the size of the plan, which goes to `sizes`. Returns 0 where 32 bits do not suffice. */
+static int measure(Work *w, int64_t *sizes) {
+    find_keys(w);
+    find_pieces(w);
+    find_outputs(w);
+    find_sizes(w);
+    sizes[0] = w->total, sizes[1] = w->table;
+    return w->total <= INT32_MAX;
+}
+
+/* All of a program as one part. */
+static void make_part(Work *w) {
+    i32 *runs = ints(w, w->types * OF_RUN), types = 0;
+    for (long t = 0; t < w->types; t++)
+        if (w->count[t]) runs[types * OF_RUN + RUN_TYPE] = t, runs[types++ * OF_RUN + RUN_COUNT] = w->count[t];
+    w->part = take(w, 1, sizeof(Part)), w->parts = 1;
+    *w->part = (Part){w->n, w->m, types, runs, w->of_type, w->type, w->ptr, w->src, w->out, w->turn, w->above};
+}
+
+/* Begin a plan. Returns NULL where the program is not sound, has a cycle, or memory or 32 bits do not suffice. */
+Work *weft_plan(long n, long m, long types, const i32 *kinds, const i32 *type, const i32 *ptr, const i32 *src, const i32 *out,
+                long policy, long max_rows, int64_t *sizes) {
+    Work *w = begin(types, kinds, max_rows);
+    if (!w) return NULL;
+    w->n = n, w->m = m, w->type = type, w->ptr = ptr, w->src = src, w->out = out;
+    if (setjmp(w->give_up) || !is_sound(w)) return release(w), NULL;
+    count_types(w);
+    sort_by_type(w);
+    if (!find_edges(w)) return release(w), NULL;
+    find_feeds(w);
+    find_groups(w, policy);
+    find_levels(w);
+    count_levels(w);
+    find_steps(w, policy);
+    make_part(w);
+    return measure(w, sizes) ? w : (release(w), NULL);
+}
+
+/* Complete a plan in `plan`, which has room for it, and let the work go. Returns 0 if it had to be given up. */
+int weft_fill(Work *w, i32 *plan) {
+    if (setjmp(w->give_up)) return release(w), 0;
+    Gather *gathers = list_gathers(w);
+    if (!w->met) find_meetings(w, gathers);
+    i32 *next = fill_tables(w, plan), *host = fill_steps(w, plan, plan + w->device);
+    i32 *parent = ints(w, w->num_outputs), *place = ints(w, w->n), **node = take(w, w->types, sizeof(i32 *));
+    i32 **places = take(w, w->types, sizeof(i32 *));
+    join_outputs(w, gathers, parent);
+    fill_classes(w, plan, parent);
+    for (long t = 0; t < w->types; t++) {
+        places[t] = node[t] = plan + plan[plan[AT_ROWS] + t];
+        if (w->output_first[t] < w->output_first[t + 1]) places[t] = plan + w->class_row_at[w->output_first[t]];
+    }
+    approach(plan + w->table, next - plan - w->table);
+    fill_rows(w, node, places, plan + plan[ROW], place);
+    next = fill_gathers(w, plan, gathers, place, next);
+    plan[DEVICE_END] = fill_step_tables(w, plan, next) - plan;
+    fill_cuts(w, plan, gathers, host);
+    release(w);
+    return 1;
+}
