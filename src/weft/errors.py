@@ -32,5 +32,9 @@ class TraceError(WeftError):
     """Something that cannot be recorded or batched; the message says the way out."""
 
 
+FROM_OUTSIDE = (TimeoutError, InterruptedError, MemoryError)
+"""What no code and no data is to blame for; an alarm, for one, raises a TimeoutError anywhere."""
+
+
 class FallbackWarning(UserWarning):
     """A cell runs by a slower way of batching than it could; the message names it and says why."""

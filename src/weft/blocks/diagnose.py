@@ -29,8 +29,7 @@ from weft.blocks.types import (
     TensorType,
     TupleType,
 )
-from weft.errors import WeftError
-from weft.run.blaming import FROM_OUTSIDE
+from weft.errors import FROM_OUTSIDE, WeftError
 
 
 @dataclass

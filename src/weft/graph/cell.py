@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from weft.errors import TraceError, WeftError
+from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, hooked, undisturbed
 from weft.graph.lowering import CellMode
 from weft.graph.plain import Plain, Run, quietly, row_by_row
@@ -143,7 +143,7 @@ def trace(
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
         with undisturbed(surroundings):
             tape = _tape(body, spec, signature)
-    except (WeftError, KeyboardInterrupt):
+    except (WeftError, *FROM_OUTSIDE):
         raise
     except Exception as error:
         raise TraceError(_reason(error)) from error
@@ -195,6 +195,8 @@ def trace_plainly(
     diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")
     try:
         _try({n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}, run, diff, device)
+    except FROM_OUTSIDE:
+        raise
     except Exception:
         run, way = row_by_row(body, spec), "row by row"
     plain = Plain(

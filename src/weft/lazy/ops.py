@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.errors import TraceError, WeftError
+from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.calls import CallType
 from weft.graph.capture import Place, fetch
 from weft.graph.cell import discover
@@ -215,7 +215,7 @@ class Op:
                 if not self.is_cell:
                     raise NeedsValue from error
                 found = None
-            except WeftError:
+            except (WeftError, *FROM_OUTSIDE):
                 raise
             except Exception:  # of real tensors torch speaks in its own words, if it is an error there, too
                 found = None

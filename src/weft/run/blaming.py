@@ -7,14 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from weft.errors import WeftError
+from weft.errors import FROM_OUTSIDE, WeftError
 from weft.graph.calls import Library
 from weft.graph.recording import CallProgram, References
 from weft.run.calls import Blame, Group, run_calls
 from weft.run.options import Options
-
-FROM_OUTSIDE = (TimeoutError, InterruptedError, MemoryError, torch.OutOfMemoryError)
-"""What no call and no data is to blame for; an alarm, for one, raises a TimeoutError anywhere."""
 
 
 def run_blaming(
@@ -23,7 +20,7 @@ def run_blaming(
     """Run calls; where one of them raises an error, `blame` is told which, and may add to what the error says."""
     try:
         return run_calls(library, programs, wanted, options, blame, final)
-    except FROM_OUTSIDE:
+    except (*FROM_OUTSIDE, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if options.backend == "reference" or getattr(error, "__notes__", None):
