@@ -120,3 +120,33 @@ def test_kept_recordings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == [0, 1, 2, 3, 4]
     net([1])
     assert runs[-1] == 1
+
+
+def test_a_value_of_many_rows_is_taken_apart_row_by_row() -> None:
+    linear = nn.Linear(1, 1).double()
+    x = torch.randn(1, 4200, 1, dtype=torch.float64)
+
+    def fn(rows: Tensor) -> Any:
+        parts = list(linear(rows))
+        return parts[0] + parts[4150] + parts[-1], len(parts)
+
+    total, count = weft.batched(fn)(x)
+    assert torch.allclose(total[0], fn(x[0])[0]) and count.tolist() == [4200]
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda rows: linear(rows).unbind())(x)
+    assert str(error.value) == (
+        "unbind gives 4200 tensors, and a recorded call gives 4095 at most; loop over the Value, which takes one after the "
+        "other, or cut it into larger pieces"
+    )
+
+
+def test_blocks_have_no_more_outputs_than_a_reference_can_name() -> None:
+    linear = nn.Linear(1, 1).double()
+    x = torch.randn(2, 2500, 1, dtype=torch.float64)
+
+    def fn(rows: Tensor) -> Tensor:
+        h = linear(rows)
+        first, second = h.unbind(), (h * 2).unbind()
+        return torch.stack([*first[:3], *second[2490:]])
+
+    assert torch.allclose(weft.batched(fn)(x), torch.stack([fn(rows) for rows in x]))

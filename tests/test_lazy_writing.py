@@ -239,3 +239,11 @@ def test_writing_that_cannot_be_followed_raises() -> None:
             weft.batched(fn)(inputs())
         assert str(error.value) == message
     equivalent(shared_rows, inputs())
+
+
+@pytest.mark.parametrize("name", ["unsqueeze_", "squeeze_", "t_", "transpose_"])
+def test_a_value_does_not_change_its_shape(name: str) -> None:
+    rest = {"unsqueeze_": (0,), "transpose_": (0, 1)}.get(name, ())
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda x: getattr(torch.stack([LINEAR(x), LINEAR(x)]).clone(), name)(*rest))(inputs())
+    assert str(error.value) == f"{name}: a Value cannot change its own shape; use v = v.{name[:-1]}(...), which gives a view"

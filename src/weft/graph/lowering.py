@@ -84,16 +84,18 @@ def _linear_of(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(input, weight, bias)
 
 
-def _lstm_cell(func: Any, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+def lstm_step(
+    input: Tensor, hx: tuple[Tensor, Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+) -> tuple[Tensor, Tensor]:
+    """One step of an LSTM, as torch.nn has it."""
     hidden, cell = hx
     i, f, g, o = (_linear_of(input, w_ih, b_ih) + _linear_of(hidden, w_hh, b_hh)).chunk(4, -1)
     cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell
 
 
-def _gru_cell(
-    func: Any, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
-) -> Tensor:
+def gru_step(input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
+    """One step of a GRU, as torch.nn has it."""
     r_i, z_i, n_i = _linear_of(input, w_ih, b_ih).chunk(3, -1)
     r_h, z_h, n_h = _linear_of(hidden, w_hh, b_hh).chunk(3, -1)
     r, z = (r_i + r_h).sigmoid(), (z_i + z_h).sigmoid()
@@ -101,13 +103,18 @@ def _gru_cell(
     return n + z * (hidden - n)
 
 
-def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    def lower(
-        func: Any, input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
-    ) -> Tensor:
-        return activation(_linear_of(input, w_ih, b_ih) + _linear_of(hidden, w_hh, b_hh))
+def tanh_step(input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
+    """One step of a simple recurrent network."""
+    return torch.tanh(_linear_of(input, w_ih, b_ih) + _linear_of(hidden, w_hh, b_hh))
 
-    return lower
+
+def relu_step(input: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Tensor:
+    """The same with another activation."""
+    return torch.relu(_linear_of(input, w_ih, b_ih) + _linear_of(hidden, w_hh, b_hh))
+
+
+def _step(step: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda func, *args, **kwargs: step(*args, **kwargs)
 
 
 def _bilinear(func: Any, left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -173,10 +180,10 @@ def _gumbel_softmax(func: Any, logits: Tensor, tau: float = 1, hard: bool = Fals
 
 LOWERINGS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
-    "lstm_cell": _lstm_cell,
-    "gru_cell": _gru_cell,
-    "rnn_tanh_cell": _rnn_cell(torch.tanh),
-    "rnn_relu_cell": _rnn_cell(torch.relu),
+    "lstm_cell": _step(lstm_step),
+    "gru_cell": _step(gru_step),
+    "rnn_tanh_cell": _step(tanh_step),
+    "rnn_relu_cell": _step(relu_step),
     "bilinear": _bilinear,
     "kl_div": _kl_div,
     "index_add": _index_add,

@@ -68,6 +68,8 @@ class Chains:
         self.first: Longs = np.empty(0, np.int64)
         """The first column of each type in `word` and `near`."""
         self.is_many: Flags = np.empty(0, bool)
+        self.outs: list[int] = []
+        """How many outputs each type has."""
         self.after: Longs = np.empty(0, np.int64)
         self.before: Longs = np.empty(0, np.int64)
         self.word: Longs = np.empty(0, np.int64)
@@ -107,6 +109,7 @@ class Chains:
         arity = np.array([len(op.args) for op in new], np.int64)
         self.first = np.append(self.first, len(self.word) + np.cumsum(arity) - arity)
         self.arity = np.append(self.arity, arity)
+        self.outs += [len(op.outs) for op in new]
         self.is_many = np.append(self.is_many, [op.many is not None for op in new])
         unknown = np.full(len(new), UNKNOWN, np.int64)
         self.after, self.before = np.append(self.after, unknown), np.append(self.before, unknown)
@@ -137,12 +140,15 @@ class Chains:
     def _cut(self, chain: list[int]) -> list[list[int]]:
         """Pieces of a run in which every argument is always from inside or always from outside."""
         pieces: list[list[int]] = [[]]
+        outs = 0
         for t in chain:
             at = len(pieces[-1])
+            outs += self.outs[t]
             columns = slice(self.first[t], self.first[t] + self.arity[t])
             changes = (self.word[columns] == VARIES) & (self.near[columns] <= at)
-            if at and (bool(changes.any()) or at >= LONGEST):
+            if at and (bool(changes.any()) or at >= LONGEST or outs > LOW):
                 pieces.append([])
+                outs = self.outs[t]
             pieces[-1].append(t)
         return pieces
 

@@ -30,6 +30,9 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
         target.settle()
     elif id(target) in tape.handed:
         settle_owner(tape, target)
+    if str(getattr(func, "__name__", "")) in RESHAPING:
+        name = func.__name__
+        raise TraceError(f"{name}: a Value cannot change its own shape; use v = v.{name[:-1]}(...), which gives a view")
     views = tape.views
     views.update(tape)
     old = views.current(tape, target) if tape.watchful else target
@@ -95,6 +98,9 @@ def _with_graph_of(tape: Tape, old: Value, new: Value, frame: FrameType) -> Valu
 
 DRAWING = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_")
 """How the names of functions end that draw random numbers into a tensor."""
+
+RESHAPING = frozenset("unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_".split())
+"""What changes how a tensor looks at its memory."""
 
 _written: dict[Any, Any] = {}
 

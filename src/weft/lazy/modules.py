@@ -14,6 +14,7 @@ from weft.lazy.calls import BY_IDENTITY, finish, looked_up, new_entry
 from weft.lazy.constants import Constant
 from weft.lazy.identity import Frozen, closed_over, frozen, identity
 from weft.lazy.quick import Quick, quick_call, remember, short
+from weft.lazy.recurrent import is_recurrent, recurrent
 from weft.lazy.stacks import Stacked
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
@@ -68,6 +69,8 @@ def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: 
     """Record the call as one, or let the module run and record what it does."""
     if module in tape.others:
         return _call(module, *args, **kwargs)
+    if is_recurrent(module, args, kwargs) and not _carries_hooks(module):
+        return recurrent(tape, module, args, kwargs, frame)
     if not _is_one_call(tape, module):
         tape.ones.pop(module, None)
         if not isinstance(module, nn.Sequential) and not _is_of_torch(module):

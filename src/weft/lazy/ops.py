@@ -25,7 +25,7 @@ from weft.graph.cell import discover
 from weft.graph.tracing import tracing
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import Structure, flatten
-from weft.lazy.value import picked
+from weft.lazy.value import LOW, picked
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,11 @@ class Op:
                 found = discover(probe.engine_body(), probe.spec, fake=False).outputs
         self.random = watch.random
         self.outs = tuple(kind_of(spec.shape, spec.dtype) for spec in found.values())
+        if len(self.outs) > LOW:
+            raise TraceError(
+                f"{self.name} gives {len(self.outs)} tensors, and a recorded call gives {LOW} at most; loop over the Value, "
+                "which takes one after the other, or cut it into larger pieces"
+            )
 
     @staticmethod
     def _specs(kinds: Sequence[Kind]) -> tuple[Any, ...]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 STEP = 1 << OUTPUT_BITS
 """From the reference of a call's first output to that of the next call."""
 
+LOW = STEP - 1
+
 
 class NoLength(TraceError, TypeError):
     """A single number was taken for a sequence, as torch.LongTensor([v]) does."""
@@ -208,6 +210,8 @@ class Value:
             raise TypeError("iteration over a 0-d tensor")
         if self._ref < UNKNOWN and not self._tape.is_over():
             return iter(PARTS[1](self))
+        if self._kind.shape[0] > LOW and not self._tape.is_over():
+            return iter([self[at] for at in range(self._kind.shape[0])])
         return iter(self._tape.record(torch.Tensor.unbind, (self,), {}, _getframe(1)))
 
     @property
