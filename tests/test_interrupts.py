@@ -162,7 +162,7 @@ def test_a_known_call_can_be_interrupted_anywhere(make: Callable[[], Any], kind:
 def test_a_first_call_can_be_interrupted_anywhere(make: Callable[[], Any]) -> None:
     expected = make()()
     count = interrupted(make(), 0, KeyboardInterrupt)
-    for number, at in enumerate(range(1, count, max(1, count // 12))):
+    for number, at in enumerate(range(1, count, max(1, count // 6))):
         call = make()
         interrupted(call, at, ALARMS[number % 2])
         assert left_behind() == [], f"after moment {at} of {count}"

@@ -23,6 +23,7 @@ from weft.lazy.ops import Op
 
 UNKNOWN, VARIES = -1, -2
 FAR = 1 << 40
+MOST_OUTS = LOW
 LONGEST = 512
 LOW = (1 << OUTPUT_BITS) - 1
 
@@ -146,7 +147,7 @@ class Chains:
             outs += self.outs[t]
             columns = slice(self.first[t], self.first[t] + self.arity[t])
             changes = (self.word[columns] == VARIES) & (self.near[columns] <= at)
-            if at and (bool(changes.any()) or at >= LONGEST or outs > LOW):
+            if at and (bool(changes.any()) or at >= LONGEST or outs > MOST_OUTS):
                 pieces.append([])
                 outs = self.outs[t]
             pieces[-1].append(t)
