@@ -23,9 +23,9 @@ from weft.lazy.ops import Op
 
 UNKNOWN, VARIES = -1, -2
 FAR = 1 << 40
-MOST_OUTS = LOW
 LONGEST = 512
 LOW = (1 << OUTPUT_BITS) - 1
+MOST_OUTS = LOW
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
