@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from weft.graph.tape import Value
-from weft.run.ctext import FORMULAS, JOINS, LANES, PRELUDE
+from weft.graph.tape import Value, operands
+from weft.run.ctext import LANES, PRELUDE, pointwise
+from weft.run.formulas import JOINS
 from weft.run.rowview import place_of, row_width
 
 MOST_SEGMENTS = 512
@@ -53,14 +54,15 @@ class _Segment:
     value: Value
     first: int
     last: int
-    arguments: list[_Read | float]
+    arguments: dict[int, _Read]
+    """By the operands' ids; a join has one."""
 
     @property
     def width(self) -> int:
         return self.last - self.first
 
     def reads(self) -> Iterator[_Read]:
-        return (read for read in self.arguments if isinstance(read, _Read))
+        return iter(self.arguments.values())
 
 
 @dataclass(eq=False)
@@ -78,17 +80,17 @@ def kernel_text(run: list[Value], inputs: list[Input], outputs: list[Value]) -> 
     return _Kernel(run, inputs, outputs).text()
 
 
-def _arguments(value: Value, first: int, last: int) -> list[_Read | float]:
+def _arguments(value: Value, first: int, last: int) -> dict[int, _Read]:
     """What the numbers `first` to `last` of a value are computed from."""
     if value.target in JOINS:
         start = 0
         for part in value.args[0]:
             width = row_width(part) or 0
             if start <= first and last <= start + width:
-                return [_read(part, first - start, last - start)]
+                return {id(part): _read(part, first - start, last - start)}
             start += width
         raise AssertionError("a segment crosses the parts of a join")
-    return [_read(arg, first, last) if isinstance(arg, Value) else float(arg) for arg in value.args]
+    return {id(operand): _read(operand, first, last) for operand in operands(value)}
 
 
 def _read(operand: Value, first: int, last: int) -> _Read:
@@ -138,7 +140,7 @@ class _Kernel:
     def _links(self, value: Value, cuts: dict[int, set[int]]) -> Iterator[tuple[Value, Value, int, int, int]]:
         """(value, base, shift, first, last): numbers first to last of the value are made of those `shift` further in base."""
         start, parts = 0, value.args[0] if value.target in JOINS else ()
-        for operand in parts or (arg for arg in value.args if isinstance(arg, Value)):
+        for operand in parts or operands(value):
             place = place_of(operand)
             assert place is not None
             width = row_width(operand) or 0 if parts else row_width(value) or 0
@@ -244,16 +246,18 @@ class _Kernel:
             yield f"    for (long j = 0; j < {width}; j++) {{"
         for segment in loop.segments:
             at = self.number[id(segment.value)]
-            texts = [self._argument(argument, number) for argument in segment.arguments]
-            formula = texts[0] if segment.value.target in JOINS else FORMULAS[segment.value.target](*texts)
-            yield f"      real x{at}_{segment.first} = {formula};"
+            texts = {key: self._argument(argument, number) for key, argument in segment.arguments.items()}
+            yield f"      real x{at}_{segment.first} = {self._formula(segment.value, texts)};"
             if id(segment.value) in self.stored:
                 yield f"      r{at}[{segment.first} + j] = x{at}_{segment.first};"
         yield "    }"
 
-    def _argument(self, argument: _Read | float, loop: int) -> str:
-        if not isinstance(argument, _Read):
-            return f"((real){argument!r})"
+    def _formula(self, value: Value, texts: dict[int, str]) -> str:
+        if value.target in JOINS:
+            return next(iter(texts.values()))
+        return pointwise(value, lambda operand: texts[id(operand)])
+
+    def _argument(self, argument: _Read, loop: int) -> str:
         at, first, slots = self.number[id(argument.base)], argument.first, self.slots.get(id(argument.base), 0)
         if self._at_hand(argument, loop):
             return f"x{at}_{first}"

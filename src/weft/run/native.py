@@ -12,7 +12,6 @@ first cache, what others need is written to its place. Where the machine has no 
 from __future__ import annotations
 
 import ctypes
-import math
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,8 +21,9 @@ import torch
 
 from weft.cc import build, compiler
 from weft.graph.tape import Value, operands
-from weft.run.ctext import JOINS, PRELUDE, has_formula
+from weft.run.ctext import PRELUDE, has_formula
 from weft.run.emit import Code, Emitter
+from weft.run.formulas import JOINS
 from weft.run.kernel import Input, TooManySegments, kernel_text
 from weft.run.parallel import over_rows
 from weft.run.rowview import place_of, row_width
@@ -87,15 +87,7 @@ def fuses(value: Value) -> bool:
         dim = value.args[1] if len(value.args) > 1 else 0
         parts = value.args[0]
         return value.dtype in PRELUDE and dim == 1 and all(_readable(part, value, row_width(part) or 0) for part in parts)
-    if not has_formula(value):
-        return False
-    if not all(isinstance(arg, Value) or _is_number(arg) for arg in value.args):
-        return False
-    return all(_readable(operand, value, width) for operand in operands(value))
-
-
-def _is_number(arg: object) -> bool:
-    return isinstance(arg, int | float) and not isinstance(arg, bool) and math.isfinite(arg)
+    return has_formula(value) and all(_readable(operand, value, width) for operand in operands(value))
 
 
 def _readable(operand: Value, value: Value, width: int) -> bool:

@@ -1,4 +1,4 @@
-"""The Triton text of pointwise operations: what each computes for one number.
+"""The Triton text of pointwise operations (`run/formulas.py`), and how numbers of each kind are loaded and kept.
 
 Numbers of 16 bits are computed with in 32 and rounded after every operation, as PyTorch does. `tanh` is written out, by a
 rational function near zero and by an exponential elsewhere, because the library's cannot be interpreted on a CPU.
@@ -7,13 +7,11 @@ rational function near zero and by an exponential elsewhere, because the library
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from weft.graph.tape import Value
-
-aten = torch.ops.aten
+from weft.graph.tape import Value, operands
+from weft.run import formulas
 
 PRELUDE = """import triton
 import triton.language as tl
@@ -32,6 +30,18 @@ def tanh_(x):
     t = tl.exp(-2 * tl.abs(x))
     far = (1 - t) / (1 + t)
     return tl.where(z < 0.390625, x + x * z * (p / q), tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def expm1_(x):
+    t = tanh_(x * 0.5)
+    return tl.where(x < 0.5, 2 * t / (1 - t), tl.exp(x) - 1)
+
+
+@triton.jit
+def log1p_(x):
+    y = x + 1
+    return tl.where(y == 1, x, tl.where(x > 1, tl.log(y), tl.log(y) * (x / (y - 1))))
 """
 """The rational function is that of S. Moshier's Cephes library (1989)."""
 
@@ -44,61 +54,33 @@ TYPES = {
 }
 HALVES = (torch.bfloat16, torch.float16)
 
-Text = Callable[..., str]
-
-FORMULAS: dict[Any, Text] = {
-    aten.add.Tensor: lambda a, b: f"{a} + {b}",
-    aten.sub.Tensor: lambda a, b: f"{a} - {b}",
-    aten.add.Scalar: lambda a, b: f"{a} + {b}",
-    aten.sub.Scalar: lambda a, b: f"{a} - {b}",
-    aten.mul.Scalar: lambda a, b: f"{a} * {b}",
-    aten.div.Scalar: lambda a, b: f"{a} / {b}",
-    aten.rsub.Scalar: lambda a, b: f"{b} - {a}",
-    aten.mul.Tensor: lambda a, b: f"{a} * {b}",
-    aten.div.Tensor: lambda a, b: f"{a} / {b}",
-    aten.neg.default: lambda a: f"-{a}",
-    aten.abs.default: lambda a: f"tl.abs({a})",
-    aten.square.default: lambda a: f"{a} * {a}",
-    aten.reciprocal.default: lambda a: f"1 / {a}",
-    aten.exp.default: lambda a: f"tl.exp({a})",
-    aten.log.default: lambda a: f"tl.log({a})",
-    aten.sqrt.default: lambda a: f"tl.sqrt({a})",
-    aten.rsqrt.default: lambda a: f"1 / tl.sqrt({a})",
-    aten.sin.default: lambda a: f"tl.sin({a})",
-    aten.cos.default: lambda a: f"tl.cos({a})",
-    aten.erf.default: lambda a: f"tl.erf({a})",
-    aten.sigmoid.default: lambda a: f"sigmoid_({a})",
-    aten.tanh.default: lambda a: f"tanh_({a})",
-    aten.relu.default: lambda a: f"tl.where({a} < 0, 0.0, {a})",
-    aten.silu.default: lambda a: f"{a} * sigmoid_({a})",
-    aten.addcmul.default: lambda a, b, c: f"{a} + {b} * {c}",
-    aten.where.self: lambda c, a, b: f"tl.where({c}, {a}, {b})",
-    aten.lt.Scalar: lambda a, b: f"{a} < {b}",
-    aten.le.Scalar: lambda a, b: f"{a} <= {b}",
-    aten.gt.Scalar: lambda a, b: f"{a} > {b}",
-    aten.ge.Scalar: lambda a, b: f"{a} >= {b}",
-    aten.lt.Tensor: lambda a, b: f"{a} < {b}",
-    aten.le.Tensor: lambda a, b: f"{a} <= {b}",
-    aten.gt.Tensor: lambda a, b: f"{a} > {b}",
-    aten.ge.Tensor: lambda a, b: f"{a} >= {b}",
-    aten.logical_not.default: lambda a: f"{a} == 0",
-    aten.threshold_backward.default: lambda g, x, t: f"tl.where({x} <= {t}, 0.0, {g})",
-    aten.sigmoid_backward.default: lambda g, y: f"{g} * (1 - {y}) * {y}",
-    aten.tanh_backward.default: lambda g, y: f"{g} * (1 - {y} * {y})",
-    aten._to_copy.default: lambda a: f"{a}",
-    aten.clone.default: lambda a: f"{a}",
+WORDS = {
+    "pick_": "tl.where",
+    "exp_": "tl.exp",
+    "log_": "tl.log",
+    "sqrt_": "tl.sqrt",
+    "abs_": "tl.abs",
+    "sin_": "tl.sin",
+    "cos_": "tl.cos",
+    "erf_": "tl.erf",
+    **{word: word for word in ("sigmoid_", "tanh_", "expm1_", "log1p_")},
 }
-"""Operands are names of variables, or numbers in brackets."""
-
-JOINS = (aten.cat.default, aten.stack.default)
-
-_CONVERTS = frozenset({"dtype", "memory_format", "device", "layout", "pin_memory", "non_blocking"})
+"""How the words of formulas are spelled."""
 
 
 def has_formula(value: Value) -> bool:
-    if value.target not in FORMULAS or value.dtype not in TYPES:
-        return False
-    return not value.kwargs or (value.target in (aten._to_copy.default, aten.clone.default) and set(value.kwargs) <= _CONVERTS)
+    """Whether a kernel can compute an operation number by number."""
+    return value.dtype in TYPES and formulas.has_formula(value, WORDS)
+
+
+def pointwise(value: Value, name: Callable[[Value], str]) -> str | None:
+    """What an operation computes, as text; None where there is no formula."""
+    text = formulas.formula(value, name)
+    if text is None:
+        return None
+    # A number beside float64 is compared in float32, if it is not told otherwise.
+    wide = any(one.dtype is torch.float64 for one in (value, *operands(value)))
+    return formulas.spelled(text, WORDS, "tl.full((1, 1), {}, tl.float64)" if wide else "({})", 'float("inf")')
 
 
 def converted(text: str, dtype: torch.dtype | None) -> str:

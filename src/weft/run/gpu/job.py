@@ -8,7 +8,6 @@ stores                        tl.store(P_v31 + ..., x9)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from weft.graph.segments import segment_sum
-from weft.graph.tape import Value
-from weft.run.gpu.formulas import FORMULAS, HALVES, JOINS, TYPES, converted, has_formula, loaded, rounded
+from weft.graph.tape import Value, operands
+from weft.run.formulas import JOINS, number_of
+from weft.run.gpu.formulas import HALVES, TYPES, converted, loaded, pointwise, rounded
 from weft.run.gpu.memory import Bag, Collected, Gathered, Memory, Returned
 from weft.run.gpu.norms import row_mean, row_rstd
 from weft.run.gpu.units import NotExpressible, Part, Units, tells
@@ -39,15 +39,6 @@ class Tile:
     inner: int = 64
     precision: str = "ieee"
     ways: int = 1
-
-
-def _number(arg: object) -> float | None:
-    """A finite number, or a constant tensor that holds one."""
-    if isinstance(arg, Value) and arg.constant is not None and arg.constant.numel() == 1:
-        arg = arg.constant.item()
-    if isinstance(arg, int | float) and not isinstance(arg, bool) and math.isfinite(arg):
-        return float(arg)
-    return None
 
 
 @dataclass(eq=False)
@@ -129,10 +120,8 @@ class Job:
             found = self._spread(value)
         elif value.target in (row_mean, row_rstd):
             found = self._over_row(value)
-        elif has_formula(value):
-            found = self._pointwise(value)
         else:
-            raise NotExpressible(tells(value))
+            found = self._pointwise(value)
         self._give_names(value, found)
 
     def bring(self, value: Value) -> None:
@@ -161,20 +150,18 @@ class Job:
             self.say(f"tl.store({text}, {name}, mask=fits)")
 
     def _pointwise(self, value: Value) -> list[str]:
+        if value.dtype not in TYPES or pointwise(value, lambda _: "") is None:
+            raise NotExpressible(tells(value))
         count = self.units.count(value)
-        columns: list[list[str]] = []
-        for arg in value.args:
-            number = _number(arg)
-            if number is not None:
-                columns.append([f"({number!r})"] * max(count, 1))
-            elif isinstance(arg, Value):
-                columns.append([self.read(part) for part in self.units.parts(arg, count)])
-            else:
-                raise NotExpressible(f"{tells(value)} with the argument {arg!r}")
+        units: dict[int, list[str]] = {}
+        for arg in operands(value):
+            if number_of(arg) is None:
+                units[id(arg)] = [self.read(part) for part in self.units.parts(arg, count)]
         found = []
         for unit in range(max(count, 1)):
             name = self.fresh_name()
-            formula = FORMULAS[value.target](*(column[unit] for column in columns))
+            formula = pointwise(value, lambda arg, unit=unit: units[id(arg)][unit])  # type: ignore[misc]
+            assert formula is not None
             if value.target is aten._to_copy.default:
                 formula = converted(formula, value.dtype)
             self.say(f"{name} = {rounded(formula, value.dtype)}")

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from weft.graph.tape import Value, operands
 from weft.run.emit import Code, Emitter
-from weft.run.gpu.formulas import JOINS, PRELUDE, has_formula
+from weft.run.formulas import JOINS, number_of
+from weft.run.gpu.formulas import PRELUDE, has_formula
 from weft.run.gpu.job import Job, Tile
 from weft.run.gpu.launch import Kernel, Quick
 from weft.run.gpu.memory import Memory
@@ -48,12 +49,12 @@ def fuses(value: Value) -> bool:
         return cuts_rows(value, dim) and all(one.constant is None and _readable(one, value) for one in parts)
     if not has_formula(value):
         return False
-    return all(_readable(arg, value) if isinstance(arg, Value) else isinstance(arg, int | float) for arg in value.args)
+    return all(number_of(arg) is not None or _readable(arg, value) for arg in operands(value))
 
 
 def _readable(operand: Value, value: Value) -> bool:
     if operand.constant is not None:
-        return operand.constant.numel() == 1
+        return number_of(operand) is not None
     return place_of(operand) is not None and (operand.rows is None or operand.rows == value.rows)
 
 
@@ -149,8 +150,8 @@ def _expressible(run: list[Value]) -> bool:
             if value.target in JOINS:
                 units.joined(value)
             else:
-                for arg in value.args:
-                    if isinstance(arg, Value) and arg.constant is None:
+                for arg in operands(value):
+                    if number_of(arg) is None:
                         parts = units.parts(arg, units.count(value))
                         if any(p.one and p.key in inside and row_width(units.values[p.key]) != 1 for p in parts):
                             return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.graph.tape import Value
-from weft.run.gpu.formulas import JOINS
+from weft.run.formulas import JOINS
 from weft.run.gpu.job import Job, Tile, Weight
 from weft.run.gpu.memory import Bag, Collected, Memory
 from weft.run.gpu.units import MIXING, NotExpressible, Units, tells

@@ -15,7 +15,7 @@ import torch
 
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
-from weft.run.gpu.formulas import JOINS
+from weft.run.formulas import JOINS
 from weft.run.gpu.norms import row_mean, row_rstd
 from weft.run.rowview import cuts_rows, place_of, row_width
 
