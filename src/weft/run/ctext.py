@@ -16,8 +16,9 @@ import torch
 from weft.graph.tape import Value
 from weft.run import formulas
 
+# As a function, `pick_` reads both: where only one is read some compilers (gcc 12) make masked loads of other rows' masks.
 SHARED = """
-#define pick_(condition, a, b) ((condition) ? (a) : (b))
+static inline real pick_(int condition, real a, real b) { return condition ? a : b; }
 static inline real expm1_(real x) {
   real t = tanh_(x / 2);
   return x < (real)0.5 ? 2 * t / (1 - t) : exp_(x) - 1;
