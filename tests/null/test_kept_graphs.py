@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -14,8 +16,8 @@ import weft
 from weft.api.structure import EVERY_TYPE, ONE_TYPE, Seen, Table, tree_program
 from weft.errors import StructureError
 from weft.graph.program import NodeType, Port, Program
-from weft.plan import graphs, native, schedule
-from weft.plan.graphs import GraphProgram, Kept, plan_graphs
+from weft.plan import native, schedule
+from weft.plan.graphs import GraphProgram, Kept, KeptGraphs, collect, plan_graphs
 from weft.plan.library import address, library
 from weft.plan.plan import Plan
 from weft.plan.returns import returns
@@ -132,24 +134,45 @@ def test_threads_plan_the_same_graphs_at_once() -> None:
         assert not any(differences(plans[0], other, "plan") for other in plans[1:])
 
 
-def test_what_c_keeps_goes_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone: list[int] = []
-    freed = Kept.__del__
+class CountingLibrary:
+    """Notes which graphs lose an owner."""
 
-    def note(kept: Kept) -> None:
-        gone.append(int(kept))
-        freed(kept)
+    def __init__(self) -> None:
+        self.released: list[int] = []
 
-    gc.collect()
-    monkeypatch.setattr(Kept, "__del__", note)
+    def weft_release(self, places: int | bytes, count: int) -> None:
+        if count == 1 and isinstance(places, bytes):
+            self.released.append(int.from_bytes(places, sys.byteorder))
+        else:
+            self.released += np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(places)).tolist()
+        library().weft_release(places, count)
+
+
+def test_what_c_keeps_goes_with_the_graph_and_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = CountingLibrary()
+    for kept in (Kept, KeptGraphs):
+        monkeypatch.setattr(kept.__del__, "__defaults__", (lambda: counting,))
     trees = [weft.Graph.full_binary_tree(n) for n in (3, 4)]
     batch = weft.Graph.batch(trees)
-    places = [int(tree._kept) for tree in trees]
-    assert isinstance(batch.together, graphs.KeptGraphs) and batch.together.places.tolist() == places
-    gone.clear()
+    places = [tree._kept.place for tree in trees]
+    together = batch.together
+    assert isinstance(together, KeptGraphs) and together.places.tolist() == places
     del trees, batch
     gc.collect()
-    assert {*places} <= {*gone}
+    assert [counting.released.count(place) for place in places] == [1, 1]
+    assert together.merged()[0].tolist() == [0, 1, 2, 3, *(5 + child for child in range(6))]
+    del together
+    assert [counting.released.count(place) for place in places] == [2, 2]
+
+
+def test_graphs_are_found_in_memory() -> None:
+    trees = tuple(weft.Graph.full_binary_tree(n) for n in (3, 4))
+    assert collect(trees) is None  # they are not kept yet
+    weft.Graph.batch(trees)
+    found = collect(trees)
+    assert found is not None and found.tolist() == [tree._kept.place for tree in trees]
+    for others in ((), (*trees, 3), (*trees, weft.Graph.batch(trees)), (*trees, weft.Graph.chain(2)), ("no graph",)):
+        assert collect(others) is None  # type: ignore[arg-type]
 
 
 def device_arrays(plan: Plan) -> list[np.ndarray]:

@@ -13,16 +13,9 @@ from weft.api import graph_parts as merging
 from weft.api.graph_build import Arrays, Ints, Types, freeze
 from weft.api.graph_check import check_size
 from weft.errors import StructureError
-from weft.plan.graphs import Kept, KeptGraphs
+from weft.plan.graphs import Keepable, KeptGraphs
 from weft.plan.levels import levels
 from weft.plan.levels import offsets as offsets_from
-
-
-class Keepable:
-    """A place of its own for what C keeps of a base graph, which every batch reads."""
-
-    __slots__ = ("_kept",)
-    _kept: Kept
 
 
 class GraphCore(Keepable):
@@ -165,7 +158,7 @@ class GraphCore(Keepable):
     @cached_property
     def digest(self) -> bytes:
         if self._parts is not None:
-            return blake2b(self.together.digests, digest_size=16, person=b"batch").digest()
+            return self.together.digest
         header = (self.num_vertices, len(self.children), self.type_ids is not None, self.type_names)
         digest = blake2b(repr(header).encode(), digest_size=16, person=b"graph")
         for array in (*self._arrays, self.type_ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from weft.api.graph_build import Ints, Types, freeze
 from weft.api.graph_check import check_size, show
 from weft.errors import ShapeError, StructureError, TypeMismatch
-from weft.plan.graphs import MOST_KINDS, Kept, KeptGraphs, keep
+from weft.plan.graphs import MOST_KINDS, Kept, KeptGraphs, collect, joint_digest, keep
 from weft.plan.levels import occurring
 from weft.plan.levels import offsets as offsets_from
 from weft.plan.library import library
@@ -31,7 +32,7 @@ class Together(NamedTuple):
     types: int
     device: int
     kinds: int
-    digests: bytes
+    digest: bytes
 
 
 MIXED, MANY = -1, -1
@@ -51,10 +52,10 @@ def base_parts(graphs: Iterable[G]) -> tuple[tuple[G, ...], tuple[G, ...], KeptG
         given = tuple(graphs)
     except TypeError:
         raise TypeMismatch(f"Graph.batch: expected a list of graphs, came {show(graphs)}") from None
-    try:
-        return given, given, KeptGraphs([graph._kept for graph in given])
-    except AttributeError:  # some are not kept yet, there are batches among them, or what is no graph
-        pass
+    places = collect(given)
+    if places is not None:
+        return given, given, KeptGraphs(places)
+    # Some are not kept yet, there are batches among them, or what is no graph.
     for i, graph in enumerate(given):
         if not hasattr(graph, "_parts"):
             raise TypeMismatch(f"Graph.batch: item {i}: expected a Graph, came {show(graph)}")
@@ -65,13 +66,13 @@ def base_parts(graphs: Iterable[G]) -> tuple[tuple[G, ...], tuple[G, ...], KeptG
 def together(parts: Sequence[GraphCore]) -> KeptGraphs | Together:
     """What base graphs are together; from now on C keeps them."""
     if library() is not None:
-        return KeptGraphs([_kept(part) for part in parts])
+        return KeptGraphs(array("q", [_kept(part).place for part in parts]))
     numbers = [_row(part) for part in parts]
     vertices, slots, edges = (sum(row[column] for row in numbers) for column in range(3))
     types, device = (_alike([row[column] for row in numbers]) for column in (3, 4))
     kinds = {kind for part in parts for kind in occurring(part.kinds, int(part.kinds.max(initial=-1)) + 1)}
     mask = MANY if max(kinds, default=0) >= MOST_KINDS else sum(1 << kind for kind in kinds)
-    return Together(vertices, slots, edges, types, device, mask, b"".join([part.digest for part in parts]))
+    return Together(vertices, slots, edges, types, device, mask, joint_digest([part.digest for part in parts]))
 
 
 def _alike(numbers: Sequence[int]) -> int:

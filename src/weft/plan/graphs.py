@@ -7,9 +7,12 @@ batches are merged and planned in numpy.
 
 from __future__ import annotations
 
+import functools
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +23,27 @@ from weft.plan.plan import Plan
 
 MOST_KINDS = 63
 """So many kinds of vertices can be told apart in C."""
+_WORD = (1 << 64) - 1
 
 
-class Kept(int):
-    """Where C keeps a base graph; it does so for as long as this number lives."""
+class Kept(bytes):
+    """The address of a base graph that C keeps; C does so while this lives, or a batch with the graph in it."""
 
     __slots__ = ()
 
-    def __del__(self, library: Callable[[], object] = library) -> None:
-        library().weft_graph_free(self)  # type: ignore[attr-defined]
+    @property
+    def place(self) -> int:
+        return int.from_bytes(self, sys.byteorder)
+
+    def __del__(self, library: Callable[[], Any] = library) -> None:
+        library().weft_release(self, 1)
+
+
+class Keepable:
+    """What has a place for the address of a base graph: right behind what every Python object starts with."""
+
+    __slots__ = ("_kept",)
+    _kept: Kept
 
 
 def keep(numbers: Sequence[int], digest: bytes, children: Ints, offsets: Ints, kinds: Ints) -> Kept:
@@ -37,25 +52,49 @@ def keep(numbers: Sequence[int], digest: bytes, children: Ints, offsets: Ints, k
     made = library().weft_graph(given.buffer_info()[0], digest, *map(address, (children, offsets, kinds)))
     if made is None:
         raise MemoryError("no memory to keep a graph")
-    return Kept(made)
+    return Kept(made.to_bytes(8, sys.byteorder))
+
+
+def collect(graphs: tuple[Keepable, ...]) -> array[int] | None:
+    """The addresses of graphs that are kept; None where some are not, or are no graphs."""
+    if not graphs or not isinstance(graphs[0], Keepable) or not _can_collect():
+        return None
+    return _collect(graphs)
+
+
+def _collect(graphs: tuple[Any, ...]) -> array[int] | None:
+    """From their memory, one after the other: asking Python for each takes ten times as long, where the memory is far away."""
+    places = array("q", bytes(8 * len(graphs)))
+    where = id(graphs) + tuple.__basicsize__, len(graphs), id(type(graphs[0])), object.__basicsize__, bytes.__basicsize__ - 1
+    return places if library().weft_collect(*where, places.buffer_info()[0]) else None
+
+
+@functools.cache
+def _can_collect() -> bool:
+    """Whether this Python's objects lie in memory as `_collect` takes it: tried out on two of them."""
+    if library() is None or sys.implementation.name != "cpython" or array("q").itemsize != 8:
+        return False
+    probes = (Keepable(), Keepable())
+    for number, probe in enumerate(probes):
+        probe._kept = (number + 7).to_bytes(8, sys.byteorder)  # type: ignore[assignment]
+    found = _collect(probes)
+    return found is not None and found.tolist() == [7, 8] and _collect((probes[0], Keepable())) is None
 
 
 class KeptGraphs:
     """Base graphs that follow each other, as C reads them, and what they are together."""
 
-    __slots__ = ("_alive", "_numbers", "count", "device", "edges", "kinds", "place", "places", "slots", "types", "vertices")
+    __slots__ = ("count", "device", "digest", "edges", "kinds", "place", "places", "slots", "types", "vertices")
 
-    def __init__(self, graphs: list[Kept]) -> None:
-        self._alive, self.places, self.count = graphs, array("q", graphs), len(graphs)
-        self._numbers = numbers = array("q", bytes(8 * (6 + 2 * len(graphs))))
-        self.place, at = self.places.buffer_info()[0], numbers.buffer_info()[0]
-        library().weft_totals(self.place, self.count, at, at + 8 * 6)
-        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds = numbers[:6]
+    def __init__(self, places: array[int]) -> None:
+        numbers = array("q", bytes(64))
+        self.places, self.count, self.place = places, len(places), places.buffer_info()[0]
+        library().weft_totals(self.place, self.count, numbers.buffer_info()[0])
+        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, _, _ = numbers
+        self.digest = numbers[6:].tobytes()
 
-    @property
-    def digests(self) -> memoryview:
-        """The digests of all, one after the other."""
-        return memoryview(self._numbers)[6:]
+    def __del__(self, library: Callable[[], Any] = library) -> None:
+        library().weft_release(self.place, self.count)
 
     def merged(self) -> tuple[Ints, Ints, Ints]:
         """Children, offsets and kinds of the vertices, counted on from graph to graph."""
@@ -64,6 +103,17 @@ class KeptGraphs:
         children, offsets, kinds = whole[:m], whole[m : m + n + 1], whole[m + n + 1 :]
         library().weft_merge(self.place, self.count, *map(address, (children, offsets, kinds)))
         return children, offsets, kinds
+
+
+def joint_digest(digests: Sequence[bytes]) -> bytes:
+    """The digest of a batch from those of its graphs, which are random enough to be simply mixed; the twin of C's."""
+    low, high = len(digests), 0
+    for digest in digests:
+        first, second = (int.from_bytes(half, sys.byteorder) for half in (digest[:8], digest[8:]))
+        low = (low ^ first) * 0x9E3779B97F4A7C15 & _WORD
+        high = (high ^ second ^ low >> 32) * 0xD6E8FEB86659FD93 & _WORD
+        low ^= high >> 29
+    return low.to_bytes(8, sys.byteorder) + high.to_bytes(8, sys.byteorder)
 
 
 class GraphProgram(Program):

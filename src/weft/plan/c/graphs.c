@@ -2,7 +2,7 @@
    depends on the graph and on how a model sees it, its levels above all, is found once and kept with the graph: a *view*. */
 
 enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 4 };
-enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, OF_TOTALS };
+enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, DIGEST, OF_TOTALS = DIGEST + 2 };
 
 enum { PAIR_READER, PAIR_PRODUCER, OF_PAIR }; /* a type, or a port, and a type that feeds it */
 
@@ -23,6 +23,7 @@ typedef struct {
     int64_t n, m, edges, types, device;
     uint64_t digest[2], kinds;
     View *views;
+    long owners; /* Python's graph, and batches that it is part of */
     i32 arrays[];
 } Graph;
 
@@ -39,30 +40,55 @@ Graph *weft_graph(const int64_t *numbers, const char *digest, const i32 *childre
     memcpy(g->arrays, children, m * sizeof(i32));
     memcpy(g->arrays + m, offsets, (n + 1) * sizeof(i32));
     memcpy(g->arrays + m + n + 1, kinds, n * sizeof(i32));
-    for (long v = 0; v < n; v++) g->kinds |= kinds[v] < MOST_KINDS ? (uint64_t)1 << kinds[v] : UINT64_MAX;
+    for (long v = 0; v < n; v++) g->kinds |= (uint32_t)kinds[v] < MOST_KINDS ? (uint64_t)1 << kinds[v] : UINT64_MAX;
+    g->owners = 1;
     return g;
 }
 
-void weft_graph_free(Graph *g) {
-    for (View *view = g->views, *next; view; view = next) {
-        next = view->next;
-        free(view);
+/* Graphs that have one owner less. */
+void weft_release(Graph *const *graph, long count) {
+    for (long i = 0; i < count; i++) {
+        __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i]);
+        Graph *g = graph[i];
+        if (__atomic_sub_fetch(&g->owners, 1, __ATOMIC_ACQ_REL)) continue;
+        for (View *view = g->views, *next; view; view = next) {
+            next = view->next;
+            free(view);
+        }
+        free(g);
     }
-    free(g);
 }
 
-/* What a batch of graphs is, in a few numbers, and the digests of all. -1 where types or devices are not alike. */
-void weft_totals(Graph *const *graph, long count, int64_t *totals, uint64_t *digests) {
+/* The graphs that Python objects hold: each object, of type `type`, holds at `slot` an object, in which the address of the graph is at
+   `data`. Returns 0 if one is of another type or holds none. Where everything lies has been tried out: `plan/graphs.py`. */
+int weft_collect(char *const *object, long count, const char *type, long slot, long data, Graph **graph) {
+    for (long i = 0; i < count; i++) {
+        __builtin_prefetch(object[i + 2 * AHEAD < count ? i + 2 * AHEAD : i] + slot);
+        if (i + AHEAD < count) __builtin_prefetch(*(char **)(object[i + AHEAD] + slot) + data);
+        char *held = *(char **)(object[i] + slot);
+        if (*(char **)(object[i] + slot - sizeof(char *)) != type || !held) return 0;
+        memcpy(graph + i, held + data, sizeof(Graph *));
+        __builtin_prefetch(graph[i]);
+    }
+    return 1;
+}
+
+/* What a batch of graphs is, in a few numbers: -1 where types or devices are not alike. The graphs have an owner more. */
+void weft_totals(Graph *const *graph, long count, int64_t *totals) {
+    uint64_t low = count, high = 0;
     memset(totals, 0, OF_TOTALS * sizeof(int64_t));
     for (long i = 0; i < count; i++) {
         __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i]);
-        const Graph *g = graph[i];
+        Graph *g = graph[i];
+        __atomic_add_fetch(&g->owners, 1, __ATOMIC_RELAXED);
         totals[VERTICES] += g->n, totals[SLOTS_OF_ALL] += g->m, totals[EDGES_OF_ALL] += g->edges, totals[KINDS_OF_ALL] |= g->kinds;
         totals[TYPES_ALIKE] = i && totals[TYPES_ALIKE] != g->types ? -1 : g->types;
         totals[DEVICE_ALIKE] = i && totals[DEVICE_ALIKE] != g->device ? -1 : g->device;
-        memcpy(digests + 2 * i, g->digest, sizeof(g->digest));
+        low = (low ^ g->digest[0]) * 0x9e3779b97f4a7c15, high = (high ^ g->digest[1] ^ low >> 32) * 0xd6e8feb86659fd93;
+        low ^= high >> 29;
         __builtin_prefetch(g->views);
     }
+    totals[DIGEST] = low, totals[DIGEST + 1] = high;
 }
 
 /* The arrays of all graphs as those of one: vertices and slots count on from graph to graph. */
@@ -193,8 +219,9 @@ static void find_parts(Work *w, Graph *const *graph, long count, const i32 *tabl
     w->count = zeros(w, w->types), w->arguments = zeros(w, w->types), w->type_first_step = zeros(w, w->types + 1);
     for (long i = 0; i < count; i++) {
         if (i + AHEAD < count && graph[i + AHEAD]->views) __builtin_prefetch(graph[i + AHEAD]->views->arrays);
-        const View *view = view_of(w, graph[i], table, seen);
+        View *view = view_of(w, graph[i], table, seen);
         const Part *p = &view->part;
+        approach(view->arrays, p->src + p->m - view->arrays);
         w->part[i] = *p;
         w->n += p->n, w->m += p->m, w->top = view->top > w->top ? view->top : w->top;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {

@@ -56,9 +56,11 @@ static void fill_rows(Work *w, i32 *const *node, i32 *const *places, i32 *row, i
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
             i32 t = run[RUN_TYPE], first = w->first[t], *mine = node[t];
             const i32 *its = places[t];
+            int is_range = its[w->count[t] - 1] - its[0] == w->count[t] - 1; /* places ascend */
             for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
                 i32 at = starts[*key++]++ - first;
-                mine[at] = base + *number, row[base + *number] = at, place[base + *number] = its[at];
+                mine[at] = base + *number, row[base + *number] = at;
+                place[base + *number] = is_range ? its[0] + at : its[at];
             }
         }
     }

@@ -80,8 +80,8 @@ static i32 *filled(Work *w, size_t count, i32 value) {
     return made;
 }
 
-/* Memory that is about to be written here and there: fetched line after line, which is much faster. */
-static void approach(i32 *from, long count) {
+/* Memory that is about to be read or written here and there: fetched line after line, which is much faster. */
+static void approach(const i32 *from, long count) {
     enum { LINE = 64 / sizeof(i32) };
     for (long at = 0; at < count; at += LINE) __builtin_prefetch(from + at, 1);
 }
