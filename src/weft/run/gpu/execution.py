@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.batched import Execution
-from weft.run.gpu.launch import current_stream
+from weft.run.gpu.launch import allocator, current_stream
 from weft.run.gpu.recipe import NoRecipe, Recipe
 from weft.run.gpu.recipeback import BackText
 from weft.run.gpu.recipeforward import ForwardText, Saved
@@ -45,7 +45,9 @@ class GpuExecution(Execution):
                 if found is not None:
                     return found
             self.facts, stream = self.recipe.facts(self.indices), current_stream(device)
-            outputs, self.kept = self.recipe.run(self.facts, tensors, self.chosen(), self.records, device, stream)
+            outputs, self.kept = self.recipe.run(
+                self.facts, tensors, self.chosen(), self.records, device, stream, allocator(device)
+            )
             return list(outputs)
         outputs = super().forward(tensors)
         if len(known) < MOST_RECIPES:
@@ -78,7 +80,7 @@ class GpuExecution(Execution):
             return super().backward(tensors, mine, grads)
         device = self.call.device
         facts, stream = found.facts(self.indices, self.facts), current_stream(device)
-        given = (facts, tensors, self.chosen(), mine, grads, self.records, device, stream, keep)
+        given = (facts, tensors, self.chosen(), mine, grads, self.records, device, stream, keep, allocator(device))
         results: list[Tensor | None] = found.run(*given)
         return results
 

@@ -10,9 +10,8 @@ import functools
 import hashlib
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from operator import or_
 from typing import Any
 
 import torch
@@ -40,29 +39,68 @@ def current_stream(device: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.index or 0) if device.type == "cuda" else 0
 
 
+Fresh = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+_fast: Fresh | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+def allocator(device: torch.device) -> Fresh:
+    """Makes tensors with unknown contents from sizes, strides and dtype; on the current GPU by a short way."""
+    if _fast is not None and device.type == "cuda" and device.index == torch.cuda.current_device():
+        return _fast
+    return lambda sizes, strides, dtype: torch.empty(sizes, dtype=dtype, device=device)
+
+
+def fresh_text(sizes: Sequence[str | int], dtype: torch.dtype | None) -> str:
+    """The call of an allocator `fresh`."""
+    strides: list[str | int] = []
+    apart: str | int = 1
+    for size in reversed(sizes):
+        strides.append(apart)
+        apart = size * apart if isinstance(size, int) and isinstance(apart, int) else f"({size}) * {apart}"
+    return f"fresh({_tuple(sizes)}, {_tuple(strides[::-1])}, {dtype})"
+
+
+def _tuple(items: Sequence[str | int]) -> str:
+    return f"({', '.join(map(str, items))}{',' * (len(items) == 1)})"
+
+
 class Quick:
-    """Launches a kernel whose arguments are some numbers and then tensors, always of the same kinds."""
+    """Launches a kernel whose arguments are `numbers` numbers, n0, n1, ... and then tensors, always of the same kinds.
 
-    def __init__(self, kernel: Kernel, constants: tuple[Any, ...] = ()) -> None:
-        self.kernel, self.constants = kernel, constants
-        self._ready: dict[tuple[int | None, bool], tuple[Any, tuple[Any, ...]]] = {}
+    `go(*numbers, *tensors)` launches `grid` programs, a text in terms of the numbers. After the first launch with aligned
+    memory it is a function that does for these tensors only what differs from launch to launch.
+    """
 
-    def __call__(self, programs: int, numbers: tuple[int, ...], tensors: Sequence[Tensor]) -> None:
-        device = tensors[0].device
-        if device.type != "cuda":
-            self.kernel.launch(programs, device, (*numbers, *tensors), self.constants)
-            return
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        aligned = not functools.reduce(or_, pointers) & 15
-        found = self._ready.get((device.index, aligned))
-        if found is None:
-            kinds = [*[None] * len(numbers), *[tensor.dtype for tensor in tensors]]
-            ready = self.kernel.ready(device, kinds, self.constants, aligned)
-            found = self._ready[device.index, aligned] = ready, self.kernel.fixed[ready]
-        ready, fixed = found
-        if programs:
-            stream = torch._C._cuda_getCurrentRawStream(device.index)
-            ready(programs, 1, 1, stream, *fixed, *numbers, *pointers, *self.constants)
+    def __init__(self, kernel: Kernel, numbers: int, grid: str, constants: tuple[Any, ...] = ()) -> None:
+        self.kernel, self.numbers, self.grid, self.constants = kernel, numbers, grid, constants
+        self.go: Callable[..., None] = self._go
+
+    def _go(self, *arguments: Any) -> None:
+        there = arguments[-1].device
+        # Single numbers may be elsewhere, as torch allows.
+        tensors = [one if one.device == there else one.to(there) for one in arguments[self.numbers :]]
+        numbers = arguments[: self.numbers]
+        programs = eval(self.grid, {f"n{at}": number for at, number in enumerate(numbers)})
+        self.kernel.launch(programs, there, (*numbers, *tensors), self.constants)
+        if self.go == self._go and (there.index, True, self.constants) in self.kernel.compiled:
+            self.go = self._written(there.index, len(tensors))
+
+    def _written(self, index: int, many: int) -> Callable[..., None]:
+        ready = self.kernel.compiled[index, True, self.constants]
+        numbers, tensors, at = ([f"{name}{i}" for i in range(n)] for name, n in (("n", self.numbers), ("t", many), ("p", many)))
+        fixed = [f"fixed{i}" for i in range(len(self.kernel.fixed[ready]))]
+        text = f"""def go({", ".join(numbers + tensors)}):
+    {", ".join(at)}, = {", ".join(f"{one}.data_ptr()" for one in tensors)},
+    programs = {self.grid}
+    if ({" | ".join(at)}) & 15 or not programs or not ({" == ".join(f"{one}.get_device()" for one in tensors)} == {index}):
+        return general({", ".join(numbers + tensors)})
+    ready(programs, 1, 1, stream({index}), {", ".join([*fixed, *numbers, *at, *map(repr, self.constants)])})
+"""
+        space = {"general": self._go, "ready": ready, "stream": torch._C._cuda_getCurrentRawStream}
+        space |= dict(zip(fixed, self.kernel.fixed[ready], strict=True))
+        exec(compile(text, "weft_launch.py", "exec"), space)
+        made: Callable[..., None] = space["go"]
+        return made
 
 
 class Kernel:
@@ -100,8 +138,8 @@ class Kernel:
         if compiled is None:
             with torch.cuda.device(device):
                 made = self._compile(kinds, constants, aligned)
-            compiled = self.compiled[key] = made.run
-            self.fixed[compiled] = (made.function, made.packed_metadata, None, None, None)
+            compiled, *fixed = _launcher(made)
+            self.compiled[key], self.fixed[compiled] = compiled, tuple(fixed)
         return compiled
 
     def _compile(self, kinds: Sequence[torch.dtype | None], constants: tuple[Any, ...], aligned: bool) -> Any:
@@ -116,6 +154,18 @@ class Kernel:
         compiled = compiled.result() if hasattr(compiled, "result") else compiled
         compiled._init_handles()
         return compiled
+
+
+def _launcher(made: Any) -> tuple[Any, ...]:
+    """What launches a compiled kernel, and what it is always given: Triton's own launcher, or the C function behind it."""
+    import triton
+
+    run = made.run
+    known = triton.__version__.startswith("3.6.") and hasattr(run, "launch")
+    if known and not (run.global_scratch_size or run.profile_scratch_size):
+        how = run.launch_cooperative_grid, run.launch_pdl, None, None
+        return run.launch, made.function, *how, made.packed_metadata, None, None, None
+    return run, made.function, made.packed_metadata, None, None, None
 
 
 _loaded: dict[str, Any] = {}

@@ -9,18 +9,17 @@ The kernel of a phase reads each operand once and writes what others need straig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from weft.graph.tape import Value, operands
 from weft.run.emit import Code, Emitter
 from weft.run.formulas import JOINS, number_of
 from weft.run.gpu.formulas import PRELUDE, has_formula
 from weft.run.gpu.job import Job, Tile
-from weft.run.gpu.launch import Kernel, Quick
+from weft.run.gpu.launch import Kernel, Quick, allocator, fresh_text
 from weft.run.gpu.memory import Memory
 from weft.run.gpu.units import NotExpressible, Units
 from weft.run.rowview import cuts_rows, place_of, reads_in_place, row_width
@@ -63,6 +62,16 @@ class _TritonEmitter(Emitter):
         super().__init__(piece, stores, True, leave_out)
         self.fusable = {id(value) for value in self.piece.values if fuses(value)}
         self.runs = self._runs()
+
+    def _new(self, value: Value) -> str:
+        takes, into = self.parameters
+        sizes = [size if isinstance(size, int) else self._render(size) for size in value.shape or ()]
+        if not (takes or into) or value.dtype is None:
+            return super()._new(value)
+        if "allocator" not in self.space:
+            self.space["allocator"] = allocator
+            self.lines.append(f"fresh = allocator({self.name(takes[0]) if takes else f'to_{self.name(into[0])}'}.device)")
+        return fresh_text(sizes, value.dtype)
 
     def _plan_joins(self) -> None:
         """Kernels write the parts of a join in place themselves."""
@@ -123,7 +132,7 @@ class _TritonEmitter(Emitter):
         name = f"kernel{sum(key.startswith('kernel') for key in self.space)}"
         self.space[name] = fused(run, list(inputs.values()), outward)
         arguments = ", ".join(self.name(value) for value in [*inputs.values(), *outward])
-        self.lines.append(f"{name}({kind}, {arguments})")
+        self.lines.append(f"{name}.go({kind}, {arguments})")
 
     def _is_spent(self, base: Value, run: list[Value]) -> bool:
         """Whether a product's result is read by one kernel alone, which then may write over it."""
@@ -160,8 +169,8 @@ def _expressible(run: list[Value]) -> bool:
     return True
 
 
-def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Callable[..., None]:
-    """A function `(rows, inputs..., outputs...)` that computes a run of pointwise operations."""
+def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Quick:
+    """What computes a run of pointwise operations: `go(rows, *inputs, *outputs)`."""
     units = Units(run, outputs)
     columns = min(64, max(1, 1 << (units.width - 1).bit_length()))
     tile = Tile(rows=max(1, 1024 // columns), columns=columns)
@@ -186,14 +195,4 @@ def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Callab
         *(f"    {line}" for line in job.text),
     ]
     source = PRELUDE + "\n\n@triton.jit(do_not_specialize=['n'])\n" + "\n".join(lines) + "\n"
-    quick = Quick(Kernel(source, "piece"))
-    shared = [at for at, value in enumerate(inputs) if value.rows is None]
-
-    def launch(rows: int, *tensors: Tensor) -> None:
-        there = tensors[-1].device
-        for at in shared:
-            if tensors[at].device != there:  # single numbers may be elsewhere, as torch allows
-                tensors = (*tensors[:at], tensors[at].to(there), *tensors[at + 1 :])
-        quick(-(-rows // tile.rows) * across, (rows,), tensors)
-
-    return launch
+    return Quick(Kernel(source, "piece"), 1, f"-(-n0 // {tile.rows}) * {across}")

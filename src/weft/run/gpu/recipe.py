@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from weft.run.gpu.launch import fresh_text
 from weft.run.indices import Indices
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class Writer:
 
     def empty(self, sizes: Sequence[str | int], dtype: torch.dtype | None) -> str:
         """Fresh memory on the call's device."""
-        return self.let(f"empty(({', '.join(map(str, sizes))},), dtype={dtype}, device=device)")
+        return self.let(fresh_text(sizes, dtype))
 
     def recipe(self, parameters: str, results: str, about: Any = None) -> Recipe:
         """The finished recipe; variables are let go after their last use."""
@@ -108,7 +109,7 @@ class Writer:
         body += _letting_go(self.lines, results)
         body = [line.replace("\n", "\n    ") for line in body]
         text = "\n    ".join([f"def recipe(facts, {parameters}):", *body, f"return {results}"]) + "\n"
-        space = {"torch": torch, "empty": torch.empty, **self.space}
+        space = {"torch": torch, **self.space}
         exec(compile(text, "weft_recipe.py", "exec"), space)
         earlier = {} if self.before is None else {key: at for at, key in enumerate(self.before.makers)}
         makers = {key: earlier.get(key, make) for key, (_, make) in facts.items()}

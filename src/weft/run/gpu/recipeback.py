@@ -17,6 +17,7 @@ from weft.run.backward import Backward
 from weft.run.gpu.apart import rows_apart, step_call
 from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.bind import Source
+from weft.run.gpu.launch import fresh_text
 from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.recipe import NoRecipe, Recipe, Writer
 from weft.run.gpu.recipeforward import Saved
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
 """Arguments of kernels that have to do with gradients of recurrent outputs."""
 
-PARAMETERS = "tensors, chosen, saved, grads, records, device, stream, keep"
+PARAMETERS = "tensors, chosen, saved, grads, records, device, stream, keep, fresh"
 
 
 @dataclass(eq=False)
@@ -361,9 +362,7 @@ class BackText:
         over = cut.overwritten.get(value.name)
         if over is None or not over.readers <= codes["back"].fused:
             return None
-        sizes = ", ".join(map(str, text.sizes(value)))
-        fresh = f"empty(({sizes},), dtype={value.dtype}, device=device)"
-        return self.writer.let(f"{fresh} if keep else {text.store[over.kept]}")
+        return self.writer.let(f"{fresh_text(text.sizes(value), value.dtype)} if keep else {text.store[over.kept]}")
 
     # Results.
 

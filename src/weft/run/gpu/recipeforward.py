@@ -37,7 +37,7 @@ class Saved:
 class ForwardText:
     """Writes the recipe of a forward pass that was just done."""
 
-    parameters = "tensors, chosen, records, device, stream"
+    parameters = "tensors, chosen, records, device, stream, fresh"
 
     def __init__(self, execution: GpuExecution) -> None:
         self.execution, self.plan = execution, execution.plan
@@ -172,9 +172,9 @@ class ForwardText:
         out = self.writer.empty([count, *[size for size in (value.shape or ())[1:] if isinstance(size, int)]], value.dtype)
         if not self._all_of([text for text, _ in given]):
             self.writer.say(f"{out}.zero_()")
-        for text, name in given:
-            nodes = text.nodes()
-            self.writer.say(f"{self.writer.bind(put_rows)}({out}, {nodes}, {self._rows_of(text, name)})")
+        parts = [f"{text.nodes()}, {self._rows_of(text, name)}" for text, name in given]
+        for first in range(0, len(parts), 2):
+            self.writer.say(f"{self.writer.bind(put_rows)}({out}, {', '.join(parts[first : first + 2])})")
         return out
 
     def _rows_of(self, text: TypeText, name: Any) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.plan.plan import Plan
-from weft.run.gpu.launch import current_stream
+from weft.run.gpu.launch import allocator, current_stream
 from weft.run.gpu.recipe import Recipe
 from weft.run.gpu.sweep import fresh_counter
 
@@ -78,5 +78,6 @@ def _capture(execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor],
         counter = fresh_counter(device, stream.cuda_stream)  # replays of two captures may run at once
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        outputs, _ = recipe.run(facts, given, execution.chosen(), execution.records, device, current_stream(device))
+        made = current_stream(device), allocator(device)
+        outputs, _ = recipe.run(facts, given, execution.chosen(), execution.records, device, *made)
     return Replay(graph, {at: given[at] for at in fed}, list(outputs), recipe, counter)

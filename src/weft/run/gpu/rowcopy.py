@@ -9,30 +9,41 @@ from weft.run.gpu.launch import Kernel, Quick
 
 BLOCK = 1024
 
-SOURCE = f"""import triton
+PUT = f"""import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["numbers", "width"])
-def put(numbers, width, out, places, rows):
+@triton.jit(do_not_specialize=["numbers", "first", "width"])
+def put(numbers, first, width, out, p, a, q, b, TWO: tl.constexpr):
     at = (tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
-    live = at < numbers
+    live, one = at < numbers, at < first
+    if TWO:
+        at = tl.where(one, at, at - first)
     row, column = at // width, at % width
-    place = tl.load(places + row, mask=live, other=0).to(tl.int64)
-    tl.store(out + place * width + column, tl.load(rows + at, mask=live, other=0), mask=live)
+    place = tl.load(p + row, mask=live & one, other=0).to(tl.int64)
+    found = tl.load(a + at, mask=live & one, other=0)
+    if TWO:
+        place = tl.where(one, place, tl.load(q + row, mask=live & (at >= 0) & ~one, other=0).to(tl.int64))
+        found = tl.where(one, found, tl.load(b + at, mask=live & ~one, other=0))
+    tl.store(out + place * width + column, found, mask=live)
 """
 
-_kernels: dict[torch.dtype, Quick] = {}
+_putters: dict[tuple[torch.dtype, bool], Quick] = {}
 
 
-def put_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Write rows to their places; what this stands for is `out.index_copy_(0, places.long(), rows)`."""
-    quick = _kernels.get(rows.dtype)
+def put_rows(out: Tensor, p: Tensor, a: Tensor, q: Tensor | None = None, b: Tensor | None = None) -> None:
+    """What this stands for is `out.index_copy_(0, p.long(), a)`, and then the same with q and b."""
+    two = b is not None
+    quick = _putters.get((a.dtype, two))
     if quick is None:
-        quick = _kernels[rows.dtype] = Quick(Kernel(SOURCE, "put"))
-    numbers = rows.numel()
+        quick = _putters[a.dtype, two] = Quick(Kernel(PUT, "put"), 3, f"-(-n0 // {BLOCK})", (two,))
+    first = numbers = a.numel()
+    if q is None or b is None:
+        q, b = p, a
+    else:
+        numbers += b.numel()
     if numbers:
-        quick(-(-numbers // BLOCK), (numbers, numbers // rows.shape[0]), (out, places, rows.contiguous()))
+        quick.go(numbers, first, numbers // (p.shape[0] + two * q.shape[0]), out, p, a.contiguous(), q, b.contiguous())
 
 
 TAKE = f"""import triton
@@ -62,12 +73,11 @@ def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = 
         out = torch.empty((p.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
     quick = _takers.get((a.dtype, two))
     if quick is None:
-        quick = _takers[a.dtype, two] = Quick(Kernel(TAKE, "take"), (two,))
+        quick = _takers[a.dtype, two] = Quick(Kernel(TAKE, "take"), 4, f"-(-n0 // {BLOCK})", (two,))
     numbers = out.numel()
     if numbers:
         b, q = (a, p) if b is None or q is None else (b.contiguous(), q)
-        sizes = numbers, numbers // p.shape[0], a.shape[0], b.shape[0]
-        quick(-(-numbers // BLOCK), sizes, (out, a, p, b, q))
+        quick.go(numbers, numbers // p.shape[0], a.shape[0], b.shape[0], out, a, p, b, q)
     return out
 
 
