@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.graph.ports import slots_port
+from weft.graph.program import Ints
 from weft.graph.tape import Name
 from weft.plan.arguments import arguments as argument_positions
 from weft.run.backward import Backward
@@ -81,8 +82,11 @@ class Execution:
         self.borrowed: set[int] = set()
         self.records: dict[Any, Any] = {"training": self.training}
         if call.device.type == "cuda":
-            tables = [step_table(call.plan, i) for i, group in enumerate(call.plan.groups) if group.cyclic]
-            self.indices.bring(self.training, tables if call.backend == "triton" else ())
+            self.indices.bring(self.training, self._step_tables)
+
+    def _step_tables(self) -> list[Ints]:
+        cyclic = [number for number, group in enumerate(self.plan.groups) if group.cyclic]
+        return [step_table(self.plan, number) for number in cyclic] if self.call.backend == "triton" else []
 
     def input_numbers(self) -> dict[Any, int]:
         """Which of the call's tensors each fed or captured input of a type is."""

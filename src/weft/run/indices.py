@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
-from weft.plan.native import owners_natively
+from weft.plan.native import device_parts, owners_natively
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 from weft.run.columns import Cut, Cuts, Numbers
-from weft.run.upload import as_tensor, upload
+from weft.run.upload import Uploaded, as_tensor
 
 T = TypeVar("T")
 
@@ -123,8 +123,7 @@ class Indices:
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self._plan, self.device = ref(plan), device
         self._kept: dict[object, object] = {}
-        self._there: dict[int, Tensor] = {}
-        self._alive: list[np.ndarray] = []
+        self._there: Uploaded | None = None
 
     @property
     def plan(self) -> Plan:
@@ -140,21 +139,27 @@ class Indices:
             plan._derived[key] = Indices(plan, device)
         return cast(Indices, plan._derived[key])
 
-    def bring(self, training: bool, more: Iterable[np.ndarray] = ()) -> None:
-        """Copy what a call will need to the device, all at once. What is not brought here is copied when it is needed."""
-        if self._there:
-            return
-        arrays = [*more, *self.plan.rows, *(read.index for read in self.plan.reads)]
-        arrays += [read.offsets for read in self.plan.reads if read.offsets is not None]
-        arrays += [owners(self.plan, read) for read in self.plan.reads if read.kind == "edges"]
-        for back in returns(self.plan).values() if training else ():
-            arrays += [back.index, back.offsets] if back.single is None else [back.single]
-        self._alive = arrays
-        self._there = upload(arrays, self.device)
+    def bring(self, training: bool, more: Callable[[], list[Ints]] = list) -> None:
+        """Copy what a call will need to the device, all at once. What is not brought here is copied when it is needed.
+
+        `more` gives arrays that are needed, too, where a plan does not hold all of them in one piece.
+        """
+        if self._there is None:
+            back = returns(self.plan) if training else {}
+            self._there = Uploaded(device_parts(self.plan, training) or [*more(), *self._arrays(back.values())], self.device)
+
+    def _arrays(self, back: Iterable[Return]) -> list[Ints]:
+        plan = self.plan
+        arrays = [*plan.rows, *(read.index for read in plan.reads)]
+        arrays += [read.offsets for read in plan.reads if read.offsets is not None]
+        arrays += [owners(plan, read) for read in plan.reads if read.kind == "edges"]
+        for one in back:
+            arrays += [one.index, one.offsets] if one.single is None else [one.single]
+        return [np.ascontiguousarray(array, dtype=np.int32) for array in arrays]
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array of the plan on the device."""
-        found = self._there.get(id(array))
+        found = None if self._there is None else self._there.tensor(array)
         return as_tensor(array, self.device) if found is None else found
 
     def rows(self, type: int) -> Tensor | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.graph.program import Ints
+from weft.plan.library import address
+
 ALIGNED = 4
-"""Arrays start at multiples of so many integers: 16 bytes."""
-_PADDING = [np.zeros(count, dtype=np.int32) for count in range(ALIGNED)]
+"""Blocks start at multiples of so many integers: 16 bytes."""
 
 
 def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
@@ -19,17 +21,25 @@ def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
-def upload(arrays: Iterable[np.ndarray], device: torch.device) -> dict[int, Tensor]:
-    """Integer arrays as 32-bit tensors, by `id` of the array. The arrays must outlive the use of these numbers."""
-    parts: list[np.ndarray] = []
-    sizes: list[int] = []
-    wanted = {id(array): array for array in arrays}
-    for array in wanted.values():
-        flat = array if array.ndim == 1 else array.reshape(-1)
-        parts += (flat, _PADDING[-flat.size % ALIGNED])
-        sizes += (flat.size, -flat.size % ALIGNED)
-    pinned = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
-    if parts:
-        np.concatenate(parts, out=pinned.numpy(), casting="unsafe")
-    there = pinned.to(device, non_blocking=True)
-    return dict(zip(wanted, there.split_with_sizes(sizes)[::2], strict=True)) if parts else {}
+class Uploaded:
+    """Integers on a device, in one piece of memory: blocks of arrays, in which the arrays are found by their addresses."""
+
+    def __init__(self, blocks: Sequence[Ints], device: torch.device) -> None:
+        self.blocks = blocks
+        sizes = [-(-block.size // ALIGNED) * ALIGNED for block in blocks]
+        pinned = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+        into, start = pinned.numpy(), 0
+        self.spans: list[tuple[int, int, int]] = []
+        for block, size in zip(blocks, sizes, strict=True):
+            into[start : start + block.size] = block.reshape(-1)
+            self.spans.append((address(block), address(block) + 4 * block.size, start))
+            start += size
+        self.memory = pinned.to(device, non_blocking=True)
+
+    def tensor(self, array: Ints) -> Tensor | None:
+        """An array that lies in one of the blocks."""
+        at = address(array)
+        for first, last, start in self.spans:
+            if first <= at < last:
+                return self.memory.narrow(0, start + (at - first) // 4, array.size)
+        return None

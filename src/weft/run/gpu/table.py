@@ -78,7 +78,7 @@ def stretches(plan: Plan, number: int, backward: bool = False, apart: int | None
 
 def _make_stretches(group: Group, apart: int | None) -> list[Stretch]:
     sizes = group.step_hi - group.step_lo
-    limits, names = _limits(apart)
+    limits, names = _limits(NARROW, WIDE, apart)
     width = limits.searchsorted(sizes, "right")
     ends = [*((width[1:] != width[:-1]).nonzero()[0] + 1).tolist(), group.steps]
     begins = [0, *ends[:-1]]
@@ -89,9 +89,9 @@ def _make_stretches(group: Group, apart: int | None) -> list[Stretch]:
 
 
 @functools.cache
-def _limits(apart: int | None) -> tuple[Ints, tuple[str, ...]]:
+def _limits(narrow: int, wide: int, apart: int | None) -> tuple[Ints, tuple[str, ...]]:
     """From how many rows on a step has the next width, and the names of the widths."""
-    limits = [(at, name) for at, name in ((NARROW, "middling"), (WIDE, "wide")) if apart is None or at < apart]
+    limits = [(at, name) for at, name in ((narrow, "middling"), (wide, "wide")) if apart is None or at < apart]
     limits += [] if apart is None else [(apart, "apart")]
     return np.array([at for at, _ in limits], dtype=np.int32), ("narrow", *(name for _, name in limits))
 

@@ -1,0 +1,55 @@
+"""Index arrays go to a device in one piece; each is found there by where it lies here."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import weft
+from weft.api.vertexcall import VertexCall
+from weft.plan.native import device_parts
+from weft.plan.returns import returns
+from weft.run.gpu.table import step_table
+from weft.run.indices import Indices
+from weft.run.options import DEFAULT
+from weft.run.upload import ALIGNED, Uploaded, as_tensor
+
+CPU = torch.device("cpu")
+
+
+def test_arrays_are_found_in_their_blocks() -> None:
+    first, second = np.arange(7, dtype=np.int32), np.arange(100, 112, dtype=np.int32).reshape(3, 4)
+    there = Uploaded([first, second], CPU)
+    for array in (first, first[2:5], second, second[1]):
+        found = there.tensor(array)
+        assert found is not None
+        assert found.tolist() == array.reshape(-1).tolist()
+    start = there.tensor(second)
+    assert start is not None
+    assert (start.data_ptr() - there.memory.data_ptr()) % (4 * ALIGNED) == 0
+    assert there.tensor(np.arange(3, dtype=np.int32)) is None
+
+
+def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
+    """Also in a plan that was not made in C, whose arrays are pieces of their own."""
+    graph = weft.Graph.batch([weft.Graph.full_binary_tree(n) for n in (2, 4, 8)])
+    call = VertexCall(weft.nn.ChildSumTreeLSTM(2, 3), graph, torch.randn(graph.num_vertices, 2), None, None, None, DEFAULT)
+    plan = call.plan()[0]
+    cyclic = [number for number, group in enumerate(plan.groups) if group.cyclic]
+    assert cyclic
+    for in_parts in (True, False):
+        if in_parts and not device_parts(plan, False):
+            continue
+        if not in_parts:
+            for name in ("buffer", "returns buffer"):
+                plan._derived.pop(name, None)
+        indices = Indices(plan, CPU)
+        indices.bring(True, lambda: [step_table(plan, number) for number in cyclic])
+        assert indices._there is not None
+        memory = indices._there.memory
+        read = [*plan.rows, *(one.index for one in plan.reads), *(step_table(plan, number) for number in cyclic)]
+        read += [one.single for one in returns(plan).values() if one.single is not None]
+        for array in (array for array in read if len(array)):
+            found = indices.tensor(array)
+            assert torch.equal(found, as_tensor(array, CPU).reshape(-1))
+            assert found.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
