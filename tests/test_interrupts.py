@@ -217,7 +217,7 @@ def test_an_alarm_while_blocks_record_does_not_make_diagnosis_go_on_for_ever() -
     with pytest.raises(Alarm) as error:
         weft.batched(tree())([1.0])
     assert error.value.__notes__ == ["in example 0; recording it once more went well, so it is not known where"]
-    assert calls < 100
+    assert calls < 2000
 
 
 def test_a_timeout_is_not_looked_into() -> None:
