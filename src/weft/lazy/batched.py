@@ -17,10 +17,11 @@ from weft.lazy.cached import CachedBatch, clear
 from weft.lazy.collating import RecordedBatch, collated, run_recorded
 from weft.lazy.empty import empty, remember, signature
 from weft.lazy.fibers import Fibers
-from weft.lazy.flush import Flush, Rows
+from weft.lazy.flush import Flush
 from weft.lazy.given import known_leaves
 from weft.lazy.nests import Structure
 from weft.lazy.patches import UndoRecording
+from weft.lazy.pools import places_of
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
@@ -171,7 +172,7 @@ def close(tape: Tape) -> None:
     """The recording is over; values that were kept aside say so when they are used."""
     tape.ended = tape.ended or "done"
     tape.fast, tape.quick, tape.driver = {}, {}, None
-    tape.results, tape.imports, tape.past, tape.fed, tape.values = {}, {}, [], [], None
+    tape.results, tape.sources, tape.imports, tape.past, tape.fed, tape.values = {}, [], {}, [], [], None
     tape.handed, tape.gone, tape.stacks, tape.views = {}, [], [], Views()
     tape.type, tape.arguments, tape.left = [], [], []
     tape.data.clear()
@@ -182,15 +183,10 @@ def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) ->
     if not earlier:
         return groups
     found = [Group(group.at + earlier, group.rows) for group in groups]
-    sources: dict[int, tuple[Rows, list[int], list[int]]] = {}
-    for at, ref in enumerate(wanted[:earlier].tolist()):
-        rows, row = tape.results[ref]
-        _, places, chosen = sources.setdefault(id(rows), (rows, [], []))
-        places.append(at)
-        chosen.append(row)
-    for rows, places, chosen in sources.values():
-        index = torch.tensor(chosen, device=rows.rows.device)
-        found.append(Group(np.array(places, np.int32), rows.rows.index_select(0, index)))
+    sources, rows = places_of(tape.results, wanted[:earlier].tolist())
+    for number in np.flatnonzero(np.bincount(sources)).tolist():
+        at = np.flatnonzero(sources == number)
+        found.append(Group(at.astype(np.int32), tape.sources[number].take(rows[at])))
     return found
 
 

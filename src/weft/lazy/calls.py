@@ -48,12 +48,9 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         return _with_tensors(func, args, kwargs)
     if active.tape is not tape:
         raise TraceError("a Value is used in another thread, or inside another recording, than the one that made it")
-    if not kwargs:
-        if len(args) == 2:
-            func, args = with_fed_numbers(tape, func, args, frame)
-        found = short(tape, func, args, frame)
-    else:
-        found = short(tape, (func, *kwargs), (*args, *kwargs.values()), frame)
+    func, args, kwargs = with_fed_numbers(tape, func, args, kwargs, frame)
+    head, given = ((func, *kwargs), (*args, *kwargs.values())) if kwargs else (func, args)
+    found = short(tape, head, given, frame)
     if found is not MISS:
         return found
     key, refs, feeds, place = looked_up(tape, [func], args, kwargs, frame)
@@ -63,12 +60,9 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
             entry = new_entry(tape, func, args, kwargs, key, place, tape.site(frame), _name(func))
         except NeedsValue:
             return _with_tensors(func, args, kwargs)
-    if kwargs:
-        remember(tape, (func, *kwargs), (*args, *kwargs.values()), frame, entry)
-    else:
-        remember(tape, func, args, frame, entry)
-        if name is not None and entry.single is not None and not feeds:
-            _remember(tape, name, args, entry, frame)
+    remember(tape, head, given, frame, entry)
+    if name is not None and entry.single is not None and not feeds and not kwargs:
+        _remember(tape, name, args, entry, frame)
     return finish(tape, entry, refs, feeds)
 
 
@@ -120,12 +114,15 @@ def new_entry(
         template = (tuple(found.template(tape, part) for part in args), {k: found.template(tape, v) for k, v in kwargs.items()})
         with tape.pause(), _ambient_autocast(tape):
             op = Op(name, func, template, found.args, found.feeds, tape.setting, (*owners, *found.owners), tape.device, is_cell)
+        if len(_shared) > MOST_SHARED:
+            _shared.clear()
         op = ops.setdefault(signature, op)
         tape.world.rely_on(op)
     entry = tape.calls[(*key, *place)] = Entry(tape.state.fine(op, site), op)
     return entry
 
 
+MOST_SHARED = 8192
 _shared: dict[Any, Op] = {}
 """Operations that depend on nothing but their arguments, for all models."""
 

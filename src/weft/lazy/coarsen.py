@@ -16,25 +16,32 @@ from weft.lazy.chains import LOW, Chains, Flags, Layout, Longs, Recorded
 from weft.lazy.ops import Op
 from weft.lazy.state import State
 
+MOST_SETS = 16
+"""For how many different sets of types in a flush there are blocks of their own: code with layers has one set for each."""
+
 
 class Coarse:
     """How the recorded types of a function are put together into call types."""
 
-    def __init__(self, joins: bool) -> None:
-        self.joins = joins
+    def __init__(self, joins: bool, known: dict[Any, Block]) -> None:
+        self.joins, self.known = joins, known
         self.chains = Chains()
         self.version = -1
         self.needed: Flags = np.empty(0, bool)
         """For each output column whether it is seen outside of its block."""
         self.labels: dict[tuple[int, ...], tuple[int, ...]] = {}
         """For the outside arguments of each block, which of them were always equal."""
-        self.known: dict[Any, Block] = {}
         self._stale = True
 
     @staticmethod
-    def of(state: State, joins: bool) -> Coarse:
-        found: Coarse = state.kept.setdefault(("coarse", joins), Coarse(joins))
-        return found
+    def of(state: State, joins: bool, among: bytes = b"") -> Coarse:
+        """What was learned of recordings, or of flushes in the middle that hold just these types: their runs are longer."""
+        known: dict[bytes, Coarse] = state.kept.setdefault(("coarse", joins), {})
+        if among not in known:
+            if len(known) > MOST_SETS:
+                among = b"others"
+            known.setdefault(among, Coarse(joins, state.kept.setdefault("blocks", {})))
+        return known[among]
 
     def see(self, state: State, recorded: Recorded, wanted: References) -> Layout:
         """Learn from a recording what blocks there are, and what of them is seen outside."""
@@ -151,10 +158,12 @@ def _renumbered(keys: list[Any]) -> tuple[int, ...]:
     return tuple(first.setdefault(key, len(first)) for key in keys)
 
 
-def coarse_program(state: State, recorded: Recorded, wanted: References, joins: bool) -> tuple[CallProgram, References, Ints]:
+def coarse_program(
+    state: State, recorded: Recorded, wanted: References, joins: bool, final: bool
+) -> tuple[CallProgram, References, Ints]:
     """The recording with blocks as calls, the wanted references in it, and the recorded call where each call begins."""
     with state.lock:
-        coarse = Coarse.of(state, joins)
+        coarse = Coarse.of(state, joins, b"" if final else np.flatnonzero(np.bincount(recorded.type)).tobytes())
         layout = coarse.see(state, recorded, wanted)
         return rewritten(coarse, recorded, layout, wanted)
 

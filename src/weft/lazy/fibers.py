@@ -62,8 +62,10 @@ class Fibers:
         self.waiting: list[Waiting] = []
         self.held: list[Waiting] = []
         """Examples that wait at a name."""
-        self.needed: list[int] = []
-        """References that the waiting examples ask for."""
+        self.needed: list[Value] = []
+        """What the waiting examples ask for."""
+        self.completes = False
+        """The next flush leaves nothing for later."""
         self.todo = 0
         self.example = -1
         self.error: BaseException | None = None
@@ -95,7 +97,7 @@ class Fibers:
         try:
             active.tape = self.tape
             with self.mode:
-                self.depth = torch._C._len_torch_function_stack()
+                self.depth = self.tape.depth = torch._C._len_torch_function_stack()
                 run()
         finally:
             active.tape = before
@@ -141,7 +143,13 @@ class Fibers:
 
     def need(self, value: Value) -> None:
         """Stop this example until the value has been computed."""
-        self.needed.append(value._ref)
+        self.needed.append(value)
+        self._stop(None)
+
+    def complete(self) -> None:
+        """Stop this example until everything that was recorded so far has been computed."""
+        self.tape.put_back()
+        self.completes = True
         self._stop(None)
 
     def sync(self, name: str) -> None:
@@ -181,9 +189,10 @@ class Fibers:
         tape = self.tape
         if tape.type:
             busy = {stopped.example for stopped in (*self.waiting, *self.held)}
-            Flush(tape, alive(tape), left_over(tape, busy, self.needed)).run(self.options)
+            left = None if self.completes else left_over(tape, busy, self.needed)
+            Flush(tape, alive(tape), left).run(self.options)
             self.flushes += 1
-        self.needed = []
+        self.needed, self.completes = [], False
         tape.state.kept["needs values"] = True
         tape.track()
 

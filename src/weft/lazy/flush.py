@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,51 +20,11 @@ from weft.lazy.gradients import grad_flags
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Leftover
 from weft.lazy.ops import Feed, Op
+from weft.lazy.pools import ROW_BITS, places_of
 from weft.lazy.tape import Tape
 from weft.run.blaming import run_blaming
 from weft.run.calls import Group
 from weft.run.options import Options
-
-
-class Rows:
-    """Results of one kind from one flush."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-        self.kind = kind_of(rows.shape[1:], rows.dtype)
-        self._rows: list[Tensor | None] | None = None
-        self._numbers: list[Any] | None = None
-
-    def row(self, at: int) -> Tensor:
-        """One row as a tensor of its own: writing into it changes no other."""
-        if self._rows is None:
-            self._rows = [None] * len(self.rows)
-            self._parts = self.rows.unbind(0)
-        found = self._rows[at]
-        if found is None:
-            found = self._rows[at] = self._parts[at].clone()
-        return found
-
-    def numbers(self, at: int) -> Any:
-        """The numbers of one row, as Python has them."""
-        if self.is_changed(at):
-            return self.row(at).tolist()
-        if self._numbers is None:
-            self._numbers = self.rows.detach().tolist()
-        return self._numbers[at]
-
-    def may_change(self) -> bool:
-        """Whether rows were given out as tensors."""
-        return self._rows is not None
-
-    def ready(self) -> list[Any] | None:
-        """The numbers of all rows, where they were asked for before and nobody can have changed them."""
-        return self._numbers if self._rows is None else None
-
-    def is_changed(self, at: int) -> bool:
-        """Whether somebody has written into the tensor of that row."""
-        found = None if self._rows is None else self._rows[at]
-        return found is not None and not found.is_inference() and found._version != 0
 
 
 def _identity(tensor: Tensor) -> Tensor:
@@ -89,56 +47,62 @@ class Flush:
 
     def __init__(self, tape: Tape, wanted: References, left: Leftover | None = None) -> None:
         self.tape, self.state = tape, tape.state
-        self.handed = len(tape.imports)
-        self.given = [tape.results[ref] for ref in tape.imported_refs]
-        self.sources = {id(rows): rows for rows, _ in self.given}
-        self._check_given()
         _check_unchanged(tape)
         self.recorded = recorded(tape)
         self.left, self.wanted = left, wanted
         if left is not None:
             self.recorded = left.others(self.recorded)
-            self.wanted = wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]]
+            self.wanted = np.union1d(wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]], left.used)
+        self._find_handed()
         self._flags: Any = None
 
-    def programs(self) -> tuple[list[CallProgram], References]:
+    def _find_handed(self) -> None:
+        """Which results of earlier flushes are used, and where they are."""
+        arguments = self.recorded.arguments
+        self.slots = np.unique(-arguments[arguments < 0] - 1)
+        self.handed = len(self.slots)
+        refs = map(self.tape.imported_refs.__getitem__, self.slots.tolist())
+        self.source, self.row = places_of(self.tape.results, refs)
+        self.sources = np.flatnonzero(np.bincount(self.source)).tolist()
+        self._check_given()
+
+    def programs(self, final: bool = True) -> tuple[list[CallProgram], References]:
         """What to run, and the wanted references in it."""
         tape = self.tape
         chosen = self.wanted - tape.floor
         if self.left is not None:
             chosen = self.left.rest[chosen >> OUTPUT_BITS] << OUTPUT_BITS | chosen & LOW
-        main, wanted, self.origin = coarse_program(self.state, self.recorded, chosen, tape.sites)
+        main, wanted, self.origin = coarse_program(self.state, self.recorded, chosen, tape.sites, final)
         if not self.handed:
             return [main], wanted
         imports, place = self._imports()
         # Merging adds the number of imports to every reference: it is taken off here from those that name imports.
         arguments, below = main.arguments.copy(), main.arguments < 0
-        arguments[below] = (place[-arguments[below] - 1] - self.handed) << OUTPUT_BITS
+        used = np.searchsorted(self.slots, -arguments[below] - 1)
+        arguments[below] = (place[used] - self.handed) << OUTPUT_BITS
         main = CallProgram(main.type, arguments, main.further, main.data)
         return [imports, main], wanted + (self.handed << OUTPUT_BITS)
 
     def _check_given(self) -> None:
         """Nobody has written into what is handed in."""
-        if any(rows.may_change() for rows in self.sources.values()):
-            for rows, row in self.given:
-                if rows.is_changed(row):
-                    _refuse_change(rows.kind.shape)
+        for number in self.sources:
+            source = self.tape.sources[number]
+            if source.may_change():
+                for found, row in map(source.find, self.row[self.source == number].tolist()):
+                    if found.is_changed(row):
+                        _refuse_change(found.kind.shape)
 
     def _imports(self) -> tuple[CallProgram, Longs]:
         """The results of earlier flushes that are used again, one call each, source by source; and where each of them is."""
-        number_of = {key: at for at, key in enumerate(self.sources)}
-        all_rows, places = zip(*self.given, strict=True)
-        which = np.array([*map(number_of.__getitem__, map(id, all_rows))])
-        order = np.argsort(which, kind="stable")
-        counts, rows = np.bincount(which).tolist(), np.array(places)[order]
+        order = np.argsort(self.source, kind="stable")
+        counts, rows = np.bincount(self.source)[self.sources].tolist(), self.row[order]
         types: list[int] = []
         parts: dict[tuple[int, int], list[Tensor]] = {}
         first = 0
-        for source, count in zip(self.sources.values(), counts, strict=True):
+        for source, count in zip(map(self.tape.sources.__getitem__, self.sources), counts, strict=True):
             number = self.state.library.number(given_op(source.kind, self.tape.device))
             types += [number] * count
-            index = torch.from_numpy(rows[first : first + count]).to(source.rows.device)
-            parts.setdefault((number, 0), []).append(source.rows.index_select(0, index))
+            parts.setdefault((number, 0), []).append(source.take(rows[first : first + count]))
             first += count
         tables: dict[tuple[int, int], Table] = {
             key: found[0] if len(found) == 1 else torch.cat(found) for key, found in parts.items()
@@ -149,11 +113,11 @@ class Flush:
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""
-        self._keep(self.groups(options, final=False))
+        self._keep(self.groups(options, final=False), options.backend == "reference")
 
     def groups(self, options: Options, final: bool = True) -> list[Group]:
         """Run everything; the results by kind. `final`: nothing will be recorded after it."""
-        programs, wanted = self.programs()
+        programs, wanted = self.programs(final)
         library = self.state.library
         found = run_blaming(library, programs, wanted, options, self.blame, final)
         return found if not self._cuts_gradients() else [part for group in found for part in self._detached(group)]
@@ -163,7 +127,7 @@ class Flush:
         if not group.rows.requires_grad:
             return [group]
         if self._flags is None:
-            self._flags = np.array(grad_flags(self.tape))
+            self._flags = grad_flags(self.tape)
         trained = self._flags[(self.wanted[group.at] - self.tape.floor) >> OUTPUT_BITS]
         if trained.all():
             return [group]
@@ -177,14 +141,17 @@ class Flush:
         ops = (self.state.fines[t] for t in set(self.tape.type))
         return any(op.setting.detached or op.name == "detach" for op in ops)
 
-    def _keep(self, groups: Sequence[Group]) -> None:
+    def _keep(self, groups: Sequence[Group], plain: bool) -> None:
         tape = self.tape
         for group in groups:
+            number, pool = tape.pool(kind_of(group.rows.shape[1:], group.rows.dtype), plain)
+            first = number << ROW_BITS | pool.add(group.rows)
             refs = self.wanted[group.at].tolist()
-            tape.results.update(zip(refs, zip(repeat(Rows(group.rows)), range(len(refs)), strict=False), strict=True))
+            tape.results.update(zip(refs, range(first, first + len(refs)), strict=True))
         if self.left is not None:
-            self.left.take_off(tape)
-        advance(tape)
+            self.left.take_off(tape.held, copies=True)
+            tape.left.append(self.left)
+        tape.advance()
 
     def blame(self, call: int, error: Exception) -> None:
         """Say in which example an error came up, and in which line."""
@@ -212,18 +179,6 @@ def recorded(tape: Tape) -> Recorded:
     starts = np.zeros(len(tape.type) + 1, bool)
     starts[[0, -1, *(call for call, _ in tape.bounds)]] = True
     return Recorded(np.array(tape.type, np.int32), arguments, np.array(tape.further, np.int32), data, starts)
-
-
-def advance(tape: Tape) -> None:
-    """Everything recorded so far has been run."""
-    tape.past.append(tape.segment())
-    tape.floor = tape.next
-    tape.type, tape.arguments, tape.further = [], [], []
-    tape.data = defaultdict(list)
-    tape.imports, tape.imported_refs, tape.fed, tape.bounds, tape.changed = {}, [], [], [], {}
-    tape.held = []
-    if tape.values is not None:
-        tape.values.clear()
 
 
 def alive(tape: Tape) -> References:

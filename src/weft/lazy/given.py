@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.lazy.flush import Rows
 from weft.lazy.nests import build, flatten
+from weft.lazy.pools import Rows
 from weft.lazy.tape import Tape
 from weft.lazy.value import PARTS, UNKNOWN, Value
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from weft.graph.capture import Surroundings, fetch
+from weft.graph.recording import OUTPUT_BITS
+from weft.lazy.chains import Flags
 from weft.lazy.ops import Op
 from weft.lazy.tape import Tape
 from weft.lazy.value import STEP, Value
@@ -17,46 +20,55 @@ def requires_grad(tape: Tape, value: Value) -> bool:
     if value.__class__ is not Value:
         plain = value._plain()
         return False if isinstance(plain, Tensor) else requires_grad(tape, plain)
+    tape.put_back()
     value = tape.settled(value)
     if not (value.dtype.is_floating_point or value.dtype.is_complex) or not tape.ambient_grad:
         return False
     if tape.ended is not None or value._ref < tape.floor:
         return tape.tensor(value).requires_grad
     flags = grad_flags(tape)
-    return flags[(value._ref - tape.floor) // STEP]
+    return bool(flags[(value._ref - tape.floor) // STEP])
 
 
-def grad_flags(tape: Tape) -> list[bool]:
-    """For every call since the last flush, whether what it gives requires gradients."""
-    floor, types, arguments, further, imports, _ = tape.segment()
-    handed = [tape.results[ref][0].rows.requires_grad for ref in imports]
-    handed.reverse()  # a reference below zero then counts from the end, as Python does
-    fed = {number: iter(rows) for number, rows in tape.data.items()}
-    known = {number: _known(tape.state.fines[number]) for number in set(types)}
-    counts, at = iter(further), 0
-    flags: list[bool] = []
-    for number in types:
-        width, feeds, is_many, always = known[number]
-        end = at + width + (next(counts) if is_many else 0)
-        flag = always
-        if always is None:
-            flag = False
-            for ref in arguments[at:end]:
-                if handed[ref] if ref < 0 else flags[(ref - floor) // STEP]:
-                    flag = True
-                    break
-        for _ in range(feeds):
-            flag = (_trained(next(fed[number])) and always is not False) or flag
-        flags.append(bool(flag))
-        at = end
-    return flags
+def grad_flags(tape: Tape) -> Flags:
+    """For every call since the last flush, whether what it gives requires gradients, as far as is known."""
+    types, refs = np.array(tape.type, np.int64), np.array(tape.arguments, np.int64)
+    arity, is_many = tape.state.widths()
+    count = arity[types]
+    if tape.further:
+        count[is_many[types]] += tape.further
+    owner = np.repeat(np.arange(len(types)), count)
+    present = np.flatnonzero(np.bincount(types)).tolist()
+    always = np.zeros((len(arity), 2), bool)
+    """For each type: whether its results are always trained, and whether arguments decide."""
+    for number in present:
+        always[number] = _known(tape.state.fines[number])
+    flags: Flags = always[types, 0]
+    is_open: Flags = always[types, 1]
+    for number in present:
+        trained = [_trained(row) for row in tape.data.get(number, ())]
+        if any(trained) and always[number].any():
+            flags[types == number] |= np.array(trained).reshape(-1, len(tape.state.fines[number].feeds)).any(1)
+    inside = refs >= 0
+    given = np.zeros(len(refs), bool)
+    handed = [ref in tape.results and tape.found(ref)[0].rows.requires_grad for ref in tape.imported_refs]
+    given[~inside] = np.array(handed, bool)[-refs[~inside] - 1]
+    flags[owner[given & is_open[owner]]] = True
+    inside &= is_open[owner]
+    producer, owner = (refs[inside] - tape.floor) >> OUTPUT_BITS, owner[inside]
+    while True:
+        fresh = owner[flags[producer] & ~flags[owner]]
+        if not len(fresh):
+            return flags
+        flags[fresh] = True
 
 
-def _known(op: Op) -> tuple[int, int, bool, bool | None]:
-    """(arguments, feeds, whether there are further arguments, what is known of the result: None where arguments decide)."""
-    cut = op.setting.detached or op.name == "detach"
-    always = False if cut else True if _is_trained(op) else None
-    return len(op.args), len(op.feeds), op.many is not None, always
+def _known(op: Op) -> tuple[bool, bool]:
+    """Whether what an operation gives is always trained, and whether its arguments decide."""
+    if op.setting.detached or op.name == "detach":
+        return False, False
+    trained = _is_trained(op)
+    return trained, not trained
 
 
 def _trained(row: Any) -> bool:

@@ -1,11 +1,12 @@
-"""Examples that are finished wait for the last flush: nobody asks for their numbers on the way.
+"""What nobody waits for is left for the last flush, where it runs together with all that is like it.
 
-A flush in the middle computes what the waiting examples need. What finished ones recorded since the last flush is taken off the
-tape, and put back at the very end, so that the ends of all examples run together:
+A flush in the middle computes what the waiting examples need. Two things are taken off the tape and put back at the very end:
+what finished examples recorded since the last flush, and calls of *late* types, on which no number that was asked for has ever
+depended, and which were never used again after a flush.
 
     tape       | example 0 waits | example 1 ends | example 2 waits | example 3 ends |
-    runs now     ---------------                    ---------------
-    at the end                     --------------                     --------------
+    runs now     ----------  ---                    ----------  ---
+    at the end             ^       --------------             ^       --------------
 """
 
 from __future__ import annotations
@@ -18,30 +19,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.graph.recording import OUTPUT_BITS, Table
+from weft.graph.recording import OUTPUT_BITS, References, Table
 from weft.lazy.chains import LOW, Flags, Longs, Recorded
-from weft.lazy.state import State
 from weft.lazy.tape import Tape
-from weft.lazy.value import STEP
+from weft.lazy.value import STEP, Value
 
 
 class Leftover:
-    """Calls since the last flush that can wait. `left` says which, `number` counts those that are left, `rest` the others."""
+    """Calls since the last flush of which some can wait. `left` says which, `number` counts those, `rest` the others."""
 
-    def __init__(self, tape: Tape, left: Flags) -> None:
-        self.left, self.floor = left, tape.floor
-        self.number, self.rest = np.cumsum(left) - 1, np.cumsum(~left) - 1
-        self.types, self.refs = np.array(tape.type), np.array(tape.arguments, np.int64)
-        arity, self.is_many = _widths(tape.state)
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self.floor = tape, tape.floor
+        self.types, self.refs = np.array(tape.type, np.int64), np.array(tape.arguments, np.int64)
+        arity, self.is_many = tape.state.widths()
         count = arity[self.types]
         if tape.further:
             count[self.is_many[self.types]] += tape.further
         self.owner: Longs = np.repeat(np.arange(len(count)), count)
+        self.inside: Flags = self.refs >= 0
+        self.producer: Longs = np.where(self.inside, self.refs - self.floor, 0) >> OUTPUT_BITS
+        self.leave(np.ones(len(count), bool))
 
-    def stands_alone(self) -> bool:
-        """Whether neither side uses values of the other."""
-        inside = self.refs >= 0
-        return bool((self.left[self.owner[inside]] == self.left[(self.refs[inside] - self.floor) >> OUTPUT_BITS]).all())
+    def leave(self, left: Flags) -> None:
+        """These calls are left."""
+        self.left = left
+        self.number, self.rest = np.cumsum(left) - 1, np.cumsum(~left) - 1
+        self.crosses: Flags = self.inside & left[self.owner] & ~left[self.producer]
+
+    def choose(self, finished: Flags, needed: Longs) -> bool:
+        """Leave what can wait, such that nothing that runs now uses any of it; False where what was left before is needed."""
+        eager, forced = self.tape.state.eager(), self._uses_what_is_left()
+        while True:
+            left = finished | forced | ~eager[self.types]
+            wrong = np.append(self.producer[self.inside & ~left[self.owner] & left[self.producer]], needed[left[needed]])
+            if not len(wrong):
+                self.leave(left)
+                return True
+            if forced[wrong].any():
+                return False
+            if finished[wrong].any():  # examples use each other's values
+                finished = np.zeros(len(left), bool)
+            eager[self.types[wrong]] = True
+
+    def _uses_what_is_left(self) -> Flags:
+        """Which calls use a value that was left by an earlier flush."""
+        found = np.zeros(len(self.types), bool)
+        results = self.tape.results
+        missing = [ref not in results for ref in self.tape.imported_refs] if self.tape.left else []
+        if any(missing):
+            handed = ~self.inside
+            found[self.owner[handed][np.array(missing)[-self.refs[handed] - 1]]] = True
+        return found
+
+    @property
+    def used(self) -> References:
+        """References of what runs now that is used by what is left."""
+        found: References = np.unique(self.refs[self.crosses])
+        return found
 
     def others(self, recorded: Recorded) -> Recorded:
         """The recording of the calls that run now."""
@@ -51,74 +85,128 @@ class Leftover:
         arguments[inside] = self.rest[arguments[inside] >> OUTPUT_BITS] << OUTPUT_BITS | arguments[inside] & LOW
         data = {key: _rows(rows, now[self.types == key[0]]) for key, rows in recorded.data.items()}
         further = recorded.further[now[self.is_many[self.types]]]
-        return Recorded(recorded.type[now], arguments, further, data, np.append(recorded.starts[:-1][now], True))
+        run = np.cumsum(recorded.starts[:-1])[now]  # calls with nothing but left ones between them follow each other
+        starts = np.ones(len(run) + 1, bool)
+        starts[1:-1] = run[1:] != run[:-1]
+        return Recorded(recorded.type[now], arguments, further, {key: rows for key, rows in data.items() if len(rows)}, starts)
 
-    def take_off(self, tape: Tape) -> None:
-        """Keep what is needed to put the calls back, before the tape goes on without them."""
-        fines, chosen = tape.state.fines, self.left.tolist()
+    def take_off(self, values: list[Value], copies: bool) -> None:
+        """Keep what is needed to put the calls back, before the tape goes on without them. `copies`: of fed tensors, too."""
+        tape, chosen = self.tape, self.left.tolist()
+        mine = self.left[self.owner]
         self.type = list(compress(tape.type, chosen))
-        self.arguments = self.refs[self.left[self.owner]]
-        self.handed = [tape.imported_refs[-at - 1] for at in self.arguments[self.arguments < 0].tolist()]
+        self.arguments = self.refs[mine]
+        self.handed_at = ~self.inside[mine] | self.crosses[mine]
+        handed = self.arguments[self.handed_at].tolist()
+        self.handed = np.array([tape.imported_refs[-ref - 1] if ref < 0 else ref for ref in handed], np.int64)
         self.further = list(compress(tape.further, self.left[self.is_many[self.types]].tolist()))
         self.data: dict[int, list[Any]] = {}
         for number, rows in tape.data.items():
-            kept = list(compress(rows, np.repeat(self.left[self.types == number], len(fines[number].feeds)).tolist()))
+            feeds = len(tape.state.fines[number].feeds)
+            kept = list(compress(rows, np.repeat(self.left[self.types == number], feeds).tolist()))
             if kept:
-                self.data[number] = kept
-        self.fed = tape.fed
-        self.bounds = [(int(self.number[at]), example) for at, example in tape.bounds if at < len(chosen) and chosen[at]]
-        floor = tape.floor
-        self.values = [value for value in tape.held if value._ref >= floor and chosen[(value._ref - floor) // STEP]]
-        tape.left.append(self)
+                self.data[number] = [row.clone() if copies and isinstance(row, Tensor) else row for row in kept]
+        self.fed = [] if copies else tape.fed
+        before = [0, *np.cumsum(self.left).tolist()]
+        ends = [start for start, _ in tape.bounds[1:]] + [len(chosen)]
+        pieces = zip(tape.bounds, ends, strict=True)
+        self.bounds = [(before[start], example) for (start, example), end in pieces if before[start] < before[end]]
+        floor = self.floor
+        self.values = [value for value in values if value._ref >= floor and chosen[(value._ref - floor) // STEP]]
 
-    def put_back(self, tape: Tape) -> None:
-        """After everything that the tape holds by now."""
-        first, calls = tape.next, len(tape.type)
+    def holds(self, ref: int) -> bool:
+        """Whether a reference is of a call that is left here."""
+        at = (ref - self.floor) // STEP
+        return 0 <= at < len(self.left) and bool(self.left[at])
+
+    def put_back(self, earlier: list[Leftover]) -> None:
+        """After everything that the tape holds by now; `earlier` are those that were put back before."""
+        tape = self.tape
+        self.first, calls = tape.next, len(tape.type)
         tape.type += self.type
         tape.further += self.further
         tape.fed += self.fed
         tape.bounds += [(calls + at, example) for at, example in self.bounds]
         for number, rows in self.data.items():
             tape.data[number] += rows
-        for ref in self.handed:
-            if ref not in tape.imports:
-                tape.imports[ref] = -len(tape.imports) - 1
-                tape.imported_refs.append(ref)
-        inside = self.arguments >= 0
-        moved = np.where(inside, self.arguments - self.floor, 0)
-        refs = first + (self.number[moved >> OUTPUT_BITS] << OUTPUT_BITS | moved & LOW)
-        refs[~inside] = [tape.imports[ref] for ref in self.handed]
+        refs = np.empty(len(self.arguments), np.int64)
+        refs[~self.handed_at] = self.moved(self.arguments[~self.handed_at])
+        refs[self.handed_at] = self._handed_in(earlier)
         tape.arguments += refs.tolist()
-        tape.next = first + len(self.type) * STEP
+        tape.next = self.first + len(self.type) * STEP
         for value in self.values:
-            at = value._ref - self.floor
-            value._ref = first + (int(self.number[at // STEP]) * STEP | at % STEP)
+            if self.holds(value._ref):  # it may have been written into since
+                value._ref = int(self.moved(np.array(value._ref)))
         if tape.values is not None:
             tape.values += self.values
 
+    def moved(self, refs: Longs) -> Longs:
+        """Where references to calls that were left here are now."""
+        at = refs - self.floor
+        found: Longs = self.first + (self.number[at >> OUTPUT_BITS] << OUTPUT_BITS | at & LOW)
+        return found
 
-def left_over(tape: Tape, busy: Container[int], needed: list[int]) -> Leftover | None:
-    """The calls of examples that are not busy; None where there are none, or they cannot wait."""
+    def _handed_in(self, earlier: list[Leftover]) -> Longs:
+        """References to results of earlier flushes, and to what was left by them."""
+        tape, found = self.tape, self.handed.copy()
+        floors = np.array([one.floor for one in earlier], np.int64)
+        source = np.searchsorted(floors, self.handed, "right") - 1
+        for at, ref in enumerate(self.handed.tolist()):
+            if ref in tape.results:
+                source[at] = -1
+                if ref not in tape.imports:
+                    tape.imports[ref] = -len(tape.imports) - 1
+                    tape.imported_refs.append(ref)
+                found[at] = tape.imports[ref]
+        for number in np.unique(source[source >= 0]).tolist():
+            found[source == number] = earlier[number].moved(self.handed[source == number])
+        return found
+
+
+def left_over(tape: Tape, busy: Container[int], needed: list[Value]) -> Leftover | None:
+    """The calls of examples that are not busy, and those of late types; None where there are none, or they cannot wait."""
     if tape.values is None or tape.watchful or tape.changed:
+        put_back(tape)
         return None
-    left = np.zeros(len(tape.type), bool)
+    finished = np.zeros(len(tape.type), bool)
     ends = [start for start, _ in tape.bounds[1:]] + [len(tape.type)]
     for (start, example), end in zip(tape.bounds, ends, strict=True):
         if start < end and example not in busy:
-            left[start:end] = True
-    if not left.any() or any(left[(ref - tape.floor) // STEP] for ref in needed if ref >= tape.floor):
-        return None
-    found = Leftover(tape, left)
-    return found if found.stands_alone() else None
+            finished[start:end] = True
+    found = Leftover(tape)
+    asked = np.array([value._ref for value in needed], np.int64)
+    if not found.choose(finished, (asked - tape.floor) >> OUTPUT_BITS):
+        _never_wait(tape)
+        put_back(tape)
+        return left_over(tape, busy, needed)
+    return found if found.left.any() else None
 
 
-def _widths(state: State) -> tuple[Longs, Flags]:
-    """How many arguments each recorded type has, and whether there are further ones."""
-    found: tuple[Longs, Flags] | None = state.kept.get("widths")
-    if found is None or len(found[0]) != len(state.fines):
-        arity = np.array([len(op.args) for op in state.fines], np.int64)
-        found = state.kept["widths"] = (arity, np.array([op.many is not None for op in state.fines], bool))
-    return found
+def _never_wait(tape: Tape) -> None:
+    """What was left and is used again does not wait the next time."""
+    for ref in tape.imported_refs:
+        for one in tape.left:
+            if ref not in tape.results and one.holds(ref):
+                tape.state.eager()[one.types[(ref - one.floor) // STEP]] = True
+
+
+def put_back(tape: Tape) -> None:
+    """All that was left is on the tape again, before what it holds now."""
+    left, tape.left = tape.left, []
+    if not left:
+        return
+    if tape.type:
+        now = Leftover(tape)
+        now.take_off(tape.values or [], copies=False)
+        left.append(now)
+    shift, changed = sum(len(one.type) for one in left[:-1]), tape.changed
+    bounds = tape.bounds
+    tape.advance()
+    tape.changed = {key: (tensor, name, calls + shift) for key, (tensor, name, calls) in changed.items()}
+    for number, one in enumerate(left):
+        one.put_back(left[:number])
+    if bounds and (not tape.bounds or tape.bounds[-1][1] != bounds[-1][1]):
+        tape.bound(bounds[-1][1])
 
 
 def _rows(table: Table, chosen: Flags) -> Table:

@@ -2,7 +2,8 @@
 
 `nn.Module.__call__` and `torch.tensor`, which are recorded as one call and as a constant; `torch.autograd.Function.apply`,
 which would silently lose its backward on values; `torch.autocast` and `torch.inference_mode`, whose state decides what a call
-means; and `torch.distributions`, which looks at the numbers that it is given, and insists on tensors.
+means; `torch.distributions`, which looks at the numbers that it is given, and insists on tensors; and the helper by which
+functions of `torch.nn.functional` find our mode, which takes longer than to record a call.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.distributions.dirichlet import _Dirichlet
 from torch.distributions.utils import lazy_property
+from torch.overrides import handle_torch_function
 
 from weft.errors import TraceError
 from weft.graph.undo import Undo
@@ -24,7 +26,7 @@ from weft.lazy.constants import constant
 from weft.lazy.given import tensors_of_known
 from weft.lazy.modules import recorded_call
 from weft.lazy.nests import flatten
-from weft.lazy.shortcuts import MODULE, NUMBER, install, shortcut
+from weft.lazy.shortcuts import HANDLED, MODULE, NUMBER, install, shortcut
 from weft.lazy.tape import active
 from weft.lazy.value import Value
 
@@ -183,6 +185,7 @@ install()
 PATCHES: list[tuple[Any, str, Any, Any]] = [
     (nn.Module, "__call__", nn.Module.__call__, shortcut(MODULE, None, nn.Module.__call__, recorded_call)),
     (torch, "tensor", torch.tensor, shortcut(NUMBER, None, None, _number)),
+    (torch.nn.functional, "handle_torch_function", handle_torch_function, shortcut(HANDLED, None, None, handle_torch_function)),
     (torch.autograd.Function, "apply", _apply, classmethod(_checked_apply)),
     (torch._functorch.utils, "unwrap_dead_wrappers", _unwrap, _checked_unwrap),
     (torch.autocast, "__enter__", _enter, _entered),

@@ -54,6 +54,9 @@ def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int
                 if part.__class__ is nn.Parameter:
                     key += (nn.Parameter, id(part))
                     continue
+                if part.__class__ is int:
+                    key += (int, part)
+                    continue
                 if part.__class__ is not Value or part._tape is not tape:
                     return None
                 ref = part._ref
@@ -65,7 +68,7 @@ def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int
             key.append(item)
         elif cls is float:
             key.append(cls)
-            key.append(item or repr(item))
+            key.append(item if item and item == item else repr(item))
         elif cls is Constant:
             key.append(Constant)
             key.append(item._kind)

@@ -65,6 +65,7 @@ class batching:
         self.patches.__enter__()
         self.mode = Recording(tape)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
+        tape.depth = torch._C._len_torch_function_stack()
         active.tape = tape
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -109,6 +110,9 @@ class batching:
             if ours:
                 _push_mode(self.mode)
 
+    def complete(self) -> None:
+        """A scope leaves nothing for later."""
+
     def _run(self, tape: Tape) -> None:
         if tape.type:
             with torch.set_grad_enabled(tape.ambient_grad):  # the scope's own, wherever the value is asked for
@@ -121,4 +125,7 @@ _states: dict[str, State] = {}
 
 def _state(granularity: str) -> State:
     """Scopes have no function of their own; what they learn is kept for all of them."""
-    return _states.setdefault(granularity, State(None))
+    found = _states.setdefault(granularity, State(None))
+    if found.is_full():
+        found = _states[granularity] = found.followed()
+    return found

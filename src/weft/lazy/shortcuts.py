@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.cc import build, compiler
@@ -25,7 +26,7 @@ from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
 
-BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER = range(6)
+BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED = range(7)
 
 
 @functools.cache
@@ -45,7 +46,22 @@ def shortcut_type() -> Any:
         return None
     function = ctypes.PyDLL(made._name).weft_shortcuts
     function.restype, function.argtypes = ctypes.py_object, (ctypes.py_object,)
-    return function((Value, Constant, Tape, Quick, nn.Parameter, active, picked, HANDLE, INT, BOOL, STEP))
+    return function(
+        (
+            Value,
+            Constant,
+            Tape,
+            Quick,
+            nn.Parameter,
+            active,
+            picked,
+            HANDLE,
+            INT,
+            BOOL,
+            torch._C._len_torch_function_stack,
+            STEP,
+        )
+    )
 
 
 def shortcut(how: int, name: Any, func: Any, fallback: Callable[..., Any]) -> Any:

@@ -13,6 +13,8 @@ from operator import is_
 from types import MethodType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -81,21 +83,38 @@ def _look(tensor: Any) -> Any:
     return (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else None
 
 
+MOST_TYPES = 1024
+"""How many recorded types a state may have before the next call starts anew, so that what never comes again does not stay."""
+SOON, MOST_DOUBLED = 32, 8
+"""A state that was full after that few calls is followed by one with room for twice as many, up to this many times as many."""
+
+
 class State:
     """What a batched function keeps. Copies and pickles of the function start anew."""
 
-    def __init__(self, fn: Callable[..., Any] | None) -> None:
+    def __init__(self, fn: Callable[..., Any] | None, room: int = 1) -> None:
         self.roots = () if fn is None else (fn,)
+        self.room, self.calls = room, 0
         self.library = Library(_call_type)
         self.worlds: dict[Hashable, list[World]] = {}
         self.fines: list[Op] = []
         """The operation of each recorded type; one operation at two places is two types."""
         self.sites: dict[int, Site | None] = {}
         """Where each of them was recorded, if they are told apart by that."""
+        self._widths: tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]] = np.zeros(0, np.int64), np.zeros(0, bool)
+        self._eager: npt.NDArray[np.bool_] = np.zeros(0, bool)
         self.lock = threading.RLock()
         self.kept: dict[Hashable, Any] = {}
         self._surroundings: Surroundings | None = None
         self._places: dict[int, Place] = {}
+
+    def is_full(self) -> bool:
+        return len(self.fines) > MOST_TYPES * self.room
+
+    def followed(self) -> State:
+        """An empty state in the place of this one, which has grown too large."""
+        more = self.room * 2 if self.calls <= SOON and self.room < MOST_DOUBLED else self.room
+        return State(self.roots[0] if self.roots else None, more)
 
     def __deepcopy__(self, memo: Any) -> State:
         return State(None)
@@ -109,6 +128,22 @@ class State:
             self.sites[len(self.fines)] = site
             self.fines.append(op)
             return len(self.fines) - 1
+
+    def widths(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """How many arguments each recorded type has, and whether there are further ones."""
+        if len(self._widths[0]) != len(self.fines):
+            fines = list(self.fines)
+            self._widths = (
+                np.array([len(op.args) for op in fines], np.int64),
+                np.array([op.many is not None for op in fines], bool),
+            )
+        return self._widths
+
+    def eager(self) -> npt.NDArray[np.bool_]:
+        """For each recorded type whether it runs in the first flush after it was recorded; the others wait for the last one."""
+        if len(self._eager) < len(self.fines):
+            self._eager = np.append(self._eager, np.zeros(len(self.fines) - len(self._eager), bool))
+        return self._eager
 
     def surroundings(self) -> Surroundings:
         if self._surroundings is None:
@@ -171,9 +206,12 @@ def _in(holder: Any, name: Hashable, fn: Any) -> State:
     attributes = getattr(holder, "__dict__", None)
     if not isinstance(attributes, dict):
         try:
-            return _without_dict.setdefault((holder, name), State(fn))
+            one = _without_dict.setdefault((holder, name), State(fn))
         except TypeError:
             return State(fn)
+        if one.is_full():
+            one = _without_dict[holder, name] = one.followed()
+        return one
     kept = attributes.get("_weft")
     if not isinstance(kept, _Kept) or kept.holder is not holder:
         kept = attributes["_weft"] = _Kept()
@@ -181,6 +219,8 @@ def _in(holder: Any, name: Hashable, fn: Any) -> State:
     found: State | None = kept.get(name)
     if found is None or not found.roots:
         found = kept[name] = State(fn)
+    elif found.is_full():
+        found = kept[name] = found.followed()
     return found
 
 

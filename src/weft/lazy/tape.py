@@ -16,6 +16,7 @@ from weft.errors import TraceError
 from weft.lazy.blame import Site
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Setting
+from weft.lazy.pools import ROW, ROW_BITS, Pool, Rows
 from weft.lazy.state import State, Tables, World
 from weft.lazy.value import STEP, Value
 from weft.lazy.views import Views
@@ -38,6 +39,8 @@ class Driver(Protocol):
 
     def need(self, value: Value) -> None: ...
 
+    def complete(self) -> None: ...
+
 
 class Hot:
     """What every recorded call touches; `c/record.c` knows these names, too."""
@@ -45,6 +48,7 @@ class Hot:
     __slots__ = (
         "arguments",
         "data",
+        "depth",
         "fast",
         "floor",
         "imported_refs",
@@ -69,6 +73,7 @@ class Tape(Hot):
 
     def __init__(self, state: State, granularity: str, device: str, is_portable: bool = False) -> None:
         self.state, self.device, self.is_portable = state, device, is_portable
+        state.calls += 1
         self.sites = granularity == "auto"
         self.whole_modules = granularity != "operator"
         self.driver: Driver | None = None
@@ -78,6 +83,8 @@ class Tape(Hot):
         self.data: defaultdict[int, list[Any]] = defaultdict(list)
         self.next = 0
         self.floor = 0
+        self.depth = -1
+        """How many function modes are on torch's stack while the user's code runs: ours is the last."""
         self.last_given = -1
         self.bounds: list[tuple[int, int]] = []
         """(call, example) wherever other code went on: another example, or the same one after a flush."""
@@ -86,7 +93,10 @@ class Tape(Hot):
         self.imports: dict[int, int] = {}
         self.imported_refs: list[int] = []
         self.fed: list[tuple[Tensor, int]] = []
-        self.results: dict[int, Any] = {}
+        self.results: dict[int, int] = {}
+        """Where the tensor of each reference that was computed is: source and row, as `pools.py` writes them."""
+        self.sources: list[Any] = []
+        self._pools: dict[Any, int] = {}
         self.values: list[Value] | None = None
         self.held: list[Value] = []
         """During a flush: values since the last one that somebody holds."""
@@ -166,32 +176,62 @@ class Tape(Hot):
 
     def note_change(self, func: Any, target: Any) -> None:
         if isinstance(target, Tensor) and self.state.place_of(target) is not None:
+            if self.left and self.driver is not None:
+                self.driver.complete()
             self.changed[id(target)] = (target, getattr(func, "__name__", "an in-place function"), len(self.type))
 
     def given(self, rows: Any, row: int) -> Value:
         """A value whose tensor is known: its reference is below all others, as if an earlier flush had computed it."""
         self.last_given -= 1
-        self.results[self.last_given] = (rows, row)
+        if rows.number < 0:
+            rows.number = len(self.sources)
+            self.sources.append(rows)
+        self.results[self.last_given] = rows.number << ROW_BITS | row
         return Value(self, self.last_given, rows.kind)
+
+    def pool(self, kind: Kind, plain: bool) -> tuple[int, Pool]:
+        """Where results of a kind go, and its number among the sources."""
+        number = self._pools.get(kind)
+        if number is None:
+            number = self._pools[kind] = len(self.sources)
+            self.sources.append(Pool(kind, plain))
+        found: Pool = self.sources[number]
+        return number, found
+
+    def found(self, ref: int) -> tuple[Rows, int]:
+        """The results among which a computed reference is, and which row."""
+        place = self.results[ref]
+        found: tuple[Rows, int] = self.sources[place >> ROW_BITS].find(place & ROW)
+        return found
 
     def imported(self, value: Value) -> int:
         """The result of an earlier flush, handed in again: a reference below zero."""
         ref = value._ref
         found = self.imports.get(ref)
         if found is None:
-            if self.left and ref not in self.results:
-                self.put_back()
-                return value._ref if value._ref >= self.floor else self.imported(value)
-            self.result(value)
+            if ref not in self.results and not any(one.holds(ref) for one in self.left):
+                self.result(value)
             found = self.imports[ref] = -len(self.imports) - 1
             self.imported_refs.append(ref)
         return found
 
     def put_back(self) -> None:
         """What was left for the last flush is on the tape again."""
-        left, self.left = self.left, []
-        for calls in left:
-            calls.put_back(self)
+        if self.left:
+            from weft.lazy.leftover import put_back
+
+            put_back(self)
+
+    def advance(self) -> None:
+        """Everything recorded so far has been run, or was taken off."""
+        self.past.append(self.segment())
+        self.floor = self.next
+        self.type, self.arguments, self.further = [], [], []
+        self.data = defaultdict(list)
+        self.imports, self.imported_refs, self.fed, self.bounds, self.changed = {}, [], [], [], {}
+        self.held = []
+        if self.values is not None:
+            self.values.clear()
 
     # What values ask for
 
@@ -208,7 +248,7 @@ class Tape(Hot):
     def is_over(self) -> bool:
         return self.ended is not None
 
-    def result(self, value: Value) -> Any:
+    def result(self, value: Value) -> tuple[Rows, int]:
         """What a flush gave for a value; what is pending runs first if it must."""
         value = self.settled(value)
         if self.left and value._ref < self.floor and value._ref not in self.results:
@@ -219,12 +259,11 @@ class Tape(Hot):
             self.driver.need(value)
         if self.ended == "failed":
             raise TraceError("this Value belongs to a recording that ended with an error; nothing was computed")
-        found = self.results.get(value._ref)
-        if found is None:
+        if value._ref not in self.results:
             raise TraceError(
                 "this Value belongs to a call of weft.batched that is over; return what is needed later, do not keep it aside"
             )
-        return found
+        return self.found(value._ref)
 
     def tensor(self, value: Value) -> Tensor:
         if value.__class__ is not Value:
@@ -260,6 +299,7 @@ class Tape(Hot):
     def watch(self) -> None:
         """From now on look at every argument, which may stand for something else by now."""
         if not self.watchful:
+            self.put_back()
             self.watchful = True
             self.set_context()
 

@@ -2,7 +2,7 @@
 
 A Python number among the arguments of an operation is part of what is computed, and good to know for the engine: `x * 0.5` is
 one kind of call. But `x * len(words)` would be one kind for every length. So a place that has shown more than a few numbers has
-them fed.
+them fed, wherever a tensor may stand for the number.
 """
 
 from __future__ import annotations
@@ -13,44 +13,141 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.lazy.constants import Constant
+from weft.lazy.constants import INT, Constant, constant
 from weft.lazy.kinds import kind_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value, picked
 
 FEW = 3
-_INDEX = kind_of((), torch.int64)
+_LARGE = 1e38
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def with_fed_numbers(tape: Tape, func: Any, args: tuple[Any, ...], frame: FrameType) -> tuple[Any, tuple[Any, ...]]:
-    """The function and its arguments; a number that varies at this place is replaced by one that is fed."""
-    value, number = args
-    cls = number.__class__
-    if (cls is not float and cls is not int) or not isinstance(value, Value):
-        return func, args
+def with_fed_numbers(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Call:
+    """The function and its arguments; numbers that vary at this place are replaced by ones that are fed."""
     if func is Tensor.__getitem__:
-        if cls is int and value._kind.shape and _varies(tape, func, value, number, frame):
-            size = value._kind.shape[0]
-            if -size <= number < size:
-                return picked, (value, Constant(tape, number, _INDEX))
-    elif func in POINTWISE and value._kind.dtype in (torch.float32, torch.float64):
-        if _varies(tape, func, value, number, frame):
-            kind = kind_of((), value._kind.dtype)
-            return func, (value, Constant(tape, float(number), kind))
-    return func, args
+        return _indexed(tape, func, args, kwargs, frame)
+    rule = RULES.get(func)
+    if rule is None:
+        filled = FILLED.get(func)
+        return (func, args, kwargs) if filled is None else _filled(tape, func, args, kwargs, frame, filled)
+    names, others = rule
+    if (kwargs and not kwargs.keys() <= names.keys() | others) or len(args) > len(names) + len(others):
+        return func, args, kwargs
+    values = [item for item in (*args, *kwargs.values()) if isinstance(item, Value)]
+    dtypes = {value._kind.dtype for value in values if value._kind.dtype is not torch.bool}
+    places = {at: args[at] for at in names.values() if at < len(args)} | {
+        name: item for name, item in kwargs.items() if name in names
+    }
+    numbers = {at: item for at, item in places.items() if _is_number(item)}
+    if not numbers or len(dtypes) != 1:
+        return func, args, kwargs
+    (dtype,) = dtypes
+    if not _fits(func, numbers.values(), dtype) or not _varies(tape, func, dtype, tuple(numbers.values()), frame):
+        return func, args, kwargs
+    kind = kind_of((), dtype)
+    turn = int if dtype is torch.int64 else float
+    fed = {at: Constant(tape, turn(item), kind) for at, item in numbers.items()}
+    func = REPLACED.get(func, func)
+    return func, tuple(fed.get(at, item) for at, item in enumerate(args)), {n: fed.get(n, item) for n, item in kwargs.items()}
 
 
-def _varies(tape: Tape, func: Any, value: Value, number: Any, frame: FrameType) -> bool:
+def _indexed(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Call:
+    value, number = args
+    if number.__class__ is int and isinstance(value, Value) and value._kind.shape:
+        size = value._kind.shape[0]
+        if -size <= number < size and _varies(tape, func, value._kind, (number,), frame):
+            return picked, (value, Constant(tape, number, INT)), kwargs
+    return func, args, kwargs
+
+
+def _filled(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, filled: Any) -> Call:
+    """`torch.full` and `torch.full_like` with a number: what it fills is fed."""
+    given: tuple[Any, ...] = (*args, *kwargs.values(), None, None)
+    like, number, *rest = given
+    if rest != [None, None] or kwargs.keys() > {"fill_value"} or number.__class__ is not float or not abs(number) < _LARGE:
+        return func, args, kwargs
+    dtype = like._kind.dtype if isinstance(like, Value) else torch.get_default_dtype()
+    if dtype not in _FLOATS or not _varies(tape, func, dtype, (number,), frame):
+        return func, args, kwargs
+    made = constant(tape, number, dtype)
+    return (func, args, kwargs) if made is None else (filled, (like, made), {})
+
+
+def _is_number(item: Any) -> bool:
+    return item.__class__ is float or item.__class__ is int
+
+
+def _fits(func: Any, numbers: Any, dtype: torch.dtype) -> bool:
+    """Whether a tensor of this dtype can stand for these numbers."""
+    if dtype in _FLOATS:
+        return all(abs(number) < _LARGE for number in numbers)
+    whole = dtype is torch.int64 and func in EXACT
+    return whole and all(number.__class__ is int and abs(number) < 1 << 62 for number in numbers)
+
+
+def _varies(tape: Tape, func: Any, kind: Any, numbers: tuple[Any, ...], frame: FrameType) -> bool:
     if tape.is_portable:
         return True  # what is recorded must not depend on what this process has seen
-    seen = tape.world.numbers.setdefault((func, value._kind, id(frame.f_code), frame.f_lasti), set())
+    seen = tape.world.numbers.setdefault((func, kind, id(frame.f_code), frame.f_lasti), set())
     if len(seen) <= FEW:
-        seen.add(number)
+        seen.add(numbers)
         if len(seen) > FEW:  # the first few were recorded as parts of what is computed: no longer
             tape.tables.quick.clear()
             tape.tables.fast.clear()
     return len(seen) > FEW
 
 
+def full_of(size: Any, number: Tensor) -> Tensor:
+    """`torch.full` of a number that is fed."""
+    return number.expand(size).clone()
+
+
+def full_like_of(like: Tensor, number: Tensor) -> Tensor:
+    """`torch.full_like` of a number that is fed."""
+    return number.expand(like.shape).clone()
+
+
+def filled(input: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    """`masked_fill` with a number that is fed, which `torch.vmap` does not know."""
+    return torch.where(mask, value, input)
+
+
+REPLACED: dict[Any, Any] = {torch.masked_fill: filled, Tensor.masked_fill: filled}
+_FLOATS = (torch.float32, torch.float64)
+FILLED = {torch.full: full_of, torch.full_like: full_like_of}
 _DUNDERS = "add radd sub rsub mul rmul truediv rtruediv lt le gt ge eq ne".split()
-POINTWISE = frozenset(getattr(Tensor, f"__{name}__") for name in _DUNDERS)
+EXACT = frozenset(getattr(Tensor, f"__{name}__") for name in _DUNDERS)
+"""Operators that treat whole numbers and a tensor of them alike."""
+Rule = tuple[dict[str, int], frozenset[str]]
+
+
+def _rules() -> dict[Any, Rule]:
+    """For functions of numbers: the names and places of arguments that may be fed, and the names of the others."""
+    found: dict[Any, Rule] = {}
+
+    def rule(functions: str, others: str, names: str) -> None:
+        others_in_order, named = others.split(), names.split()
+        for name in functions.split():
+            for holder in (torch, Tensor):
+                func = getattr(holder, name, None)
+                if func is not None:
+                    found[func] = {n: len(others_in_order) + at for at, n in enumerate(named)}, frozenset(others_in_order)
+
+    dunders = [*_DUNDERS, *"pow rpow mod rmod floordiv rfloordiv".split()]
+    for name in dunders:
+        if hasattr(Tensor, f"__{name}__"):
+            found[getattr(Tensor, f"__{name}__")] = {"other": 1}, frozenset(("self",))
+    rule("add sub mul div true_divide multiply divide subtract fmod remainder lt le gt ge eq ne", "input", "other")
+    rule("pow", "input", "exponent")
+    rule("clamp clip", "input", "min max")
+    rule("clamp_min", "input", "min")
+    rule("clamp_max", "input", "max")
+    rule("masked_fill", "input mask", "value")
+    rule("lerp", "input end", "weight")
+    found[torch.where] = {"input": 1, "other": 2}, frozenset(("condition",))
+    found[Tensor.where] = {"other": 2}, frozenset(("self", "condition"))
+    return found
+
+
+RULES = _rules()

@@ -158,7 +158,7 @@ class Views:
 def _kind_at(tape: Tape, ref: int) -> Any:
     """The kind of a reference: of a call in the tape, or of what an earlier flush gave."""
     if ref in tape.results:
-        return tape.results[ref][0].kind
+        return tape.found(ref)[0].kind
     for floor, types, *_ in (tape.segment(), *reversed(tape.past)):
         if ref >= floor:
             return tape.state.fines[types[(ref - floor) // STEP]].outs[(ref - floor) % STEP]

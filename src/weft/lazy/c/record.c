@@ -8,7 +8,7 @@
 
 #define MOST 64
 
-enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER };
+enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED };
 
 typedef struct {
     PyObject_HEAD
@@ -20,11 +20,11 @@ typedef struct {
 } Shortcut;
 
 static PyTypeObject *ValueType, *ConstantType, *TapeType, *QuickType;
-static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind;
+static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind, *StackDepth;
 static PyObject *s_tape, *s_training, *s_imported;
 static long long Step;
 static Py_ssize_t v_tape, v_ref, v_kind, c_number, q_number, q_single, q_kinds;
-static Py_ssize_t t_type, t_arguments, t_data, t_next, t_floor, t_imports, t_values, t_fast, t_quick, t_ones, t_others, t_paused, t_results, t_refs;
+static Py_ssize_t t_type, t_arguments, t_data, t_next, t_floor, t_imports, t_values, t_fast, t_quick, t_ones, t_others, t_paused, t_results, t_refs, t_depth;
 
 #define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
@@ -57,20 +57,24 @@ static int put_new(Parts *p, PyObject *item)
     return put(p, item);
 }
 
-/* Where in the user's code the call is: the same two numbers as id(frame.f_code), frame.f_lasti. */
-static int put_place(Parts *p)
+/* Where in the user's code the call is: the same two numbers as id(frame.f_code), frame.f_lasti. A function of torch that is
+   written in Python comes by `handle_torch_function`: the place is where that function was called. `up`: one frame above. */
+static int put_place(Parts *p, int up)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     if (frame == NULL) return 0;
+    Py_INCREF(frame);
     PyCodeObject *code = PyFrame_GetCode(frame);
-    PyObject *id = PyLong_FromVoidPtr(code);
-    int ours = (PyObject *)code == HandleCode;
-    Py_DECREF(code);
-    if (ours) {
-        Py_XDECREF(id);
-        return 0;
+    for (int i = (PyObject *)code == HandleCode ? 2 : up; i > 0; i--) {
+        PyFrameObject *back = PyFrame_GetBack(frame);
+        if (back == NULL) break;
+        Py_SETREF(frame, back);
+        Py_SETREF(code, PyFrame_GetCode(frame));
     }
-    return put(p, id) && put(p, PyLong_FromLong(PyFrame_GetLasti(frame)));
+    int good = put(p, PyLong_FromVoidPtr(code)) && put(p, PyLong_FromLong(PyFrame_GetLasti(frame)));
+    Py_DECREF(code);
+    Py_DECREF(frame);
+    return good;
 }
 
 static PyObject *look_up(PyObject *table, Parts *p)
@@ -156,8 +160,11 @@ static int put_item(Parts *p, PyObject *tape, PyObject *item)
     if (cls == ConstantType) return put_constant(p, item);
     if (cls == &PyLong_Type || cls == &PyUnicode_Type || cls == &PyBool_Type || item == Py_None)
         return put_new(p, (PyObject *)cls) && put_new(p, item);
-    if (cls == &PyFloat_Type)
-        return PyFloat_AS_DOUBLE(item) != 0.0 && put_new(p, (PyObject *)cls) && put_new(p, item);
+    if (cls == &PyFloat_Type) {
+        double number = PyFloat_AS_DOUBLE(item);
+        int plain = number == number && number != 0.0; /* 0.0 equals -0.0, and no NaN equals itself */
+        return put_new(p, (PyObject *)cls) && (plain ? put_new(p, item) : put(p, PyObject_Repr(item)));
+    }
     if (cls == &PyTuple_Type || cls == &PyList_Type) {
         Py_ssize_t size = PySequence_Fast_GET_SIZE(item);
         if (size > MOST || !put_new(p, (PyObject *)cls)) return 0;
@@ -166,6 +173,8 @@ static int put_item(Parts *p, PyObject *tape, PyObject *item)
             PyObject *part = PySequence_Fast_GET_ITEM(item, i);
             if ((PyObject *)Py_TYPE(part) == Parameter) {
                 if (!put_new(p, Parameter) || !put(p, PyLong_FromVoidPtr(part))) return 0;
+            } else if (PyLong_CheckExact(part)) {
+                if (!put_new(p, (PyObject *)&PyLong_Type) || !put_new(p, part)) return 0;
             } else if (!is_value(part, tape) || !put_value(p, tape, part)) {
                 return 0;
             }
@@ -254,12 +263,12 @@ static int is_open(PyObject *tape)
 }
 
 /* `quick.short`: any call, by its function and its arguments. `first` is one more argument in front of them, or NULL. */
-static PyObject *by_signature(PyObject *tape, PyObject *head, PyObject *first, PyObject *const *args, Py_ssize_t count)
+static PyObject *by_signature(PyObject *tape, PyObject *head, PyObject *first, PyObject *const *args, Py_ssize_t count, int up)
 {
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     PyObject *found = NULL;
     if (!is_open(tape)) return NULL;
-    int good = put_new(&p, head) && put_place(&p) && (first == NULL || put_item(&p, tape, first));
+    int good = put_new(&p, head) && put_place(&p, up) && (first == NULL || put_item(&p, tape, first));
     for (Py_ssize_t i = 0; good && i < count; i++) good = put_item(&p, tape, args[i]);
     if (good) found = by_quick(tape, &p);
     drop(&p);
@@ -293,18 +302,18 @@ static PyObject *binary(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     else
         good = good && (PyLong_CheckExact(other) || PyFloat_CheckExact(other)) && put_new(&p, other) &&
                put_new(&p, (PyObject *)Py_TYPE(other));
-    if (good && put_place(&p)) found = by_fast(tape, &p);
+    if (good && put_place(&p, 0)) found = by_fast(tape, &p);
     drop(&p);
-    return good || PyErr_Occurred() ? found : by_signature(tape, self->func, NULL, args, count);
+    return found != NULL || PyErr_Occurred() ? found : by_signature(tape, self->func, NULL, args, count, 0);
 }
 
 /* A function of one value, known by `head`. */
-static PyObject *single(PyObject *tape, PyObject *head, PyObject *value)
+static PyObject *single(PyObject *tape, PyObject *head, PyObject *value, int up)
 {
     if (number_of(SLOT(value, v_ref)) < number_of(SLOT(tape, t_floor))) return NULL;
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     PyObject *found = NULL;
-    if (put_new(&p, head) && put_value(&p, tape, value) && put_place(&p)) found = by_fast(tape, &p);
+    if (put_new(&p, head) && put_value(&p, tape, value) && put_place(&p, up)) found = by_fast(tape, &p);
     drop(&p);
     return found;
 }
@@ -313,7 +322,7 @@ static PyObject *unary(Shortcut *self, PyObject *const *args, Py_ssize_t count)
 {
     PyObject *tape = count ? tape_of(args[0]) : NULL;
     if (tape == NULL) return NULL;
-    return count == 1 ? single(tape, self->name, args[0]) : by_signature(tape, self->func, NULL, args, count);
+    return count == 1 ? single(tape, self->name, args[0], 0) : by_signature(tape, self->func, NULL, args, count, 0);
 }
 
 static PyObject *getitem(Shortcut *self, PyObject *const *args, Py_ssize_t count)
@@ -321,7 +330,7 @@ static PyObject *getitem(Shortcut *self, PyObject *const *args, Py_ssize_t count
     PyObject *tape = count == 2 ? tape_of(args[0]) : NULL;
     if (tape == NULL || SLOT(tape, t_paused) != Py_False || number_of(SLOT(args[0], v_ref)) < 0) return NULL;
     int picks = Py_IS_TYPE(args[1], ValueType) || Py_IS_TYPE(args[1], ConstantType);
-    return by_signature(tape, picks ? Picked : self->func, NULL, args, count);
+    return by_signature(tape, picks ? Picked : self->func, NULL, args, count, 0);
 }
 
 static PyObject *module(Shortcut *self, PyObject *const *args, Py_ssize_t count)
@@ -335,27 +344,27 @@ static PyObject *module(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     if (put_new(&p, args[0]) && put_new(&p, training)) {
         if (count == 2 && is_value(given, tape)) {
-            if (number_of(SLOT(given, v_ref)) >= number_of(SLOT(tape, t_floor)) && put_value(&p, tape, given) && put_place(&p))
+            if (number_of(SLOT(given, v_ref)) >= number_of(SLOT(tape, t_floor)) && put_value(&p, tape, given) && put_place(&p, 0))
                 found = by_fast(tape, &p);
         } else if (count == 2 && Py_IS_TYPE(given, ConstantType)) {
-            if (put_constant(&p, given) && put_place(&p)) found = by_fast(tape, &p);
+            if (put_constant(&p, given) && put_place(&p, 0)) found = by_fast(tape, &p);
         } else if (count == 3 && is_value(given, tape) && is_value(args[2], tape)) {
-            if (put_value(&p, tape, given) && put_value(&p, tape, args[2]) && put_place(&p)) found = by_quick(tape, &p);
+            if (put_value(&p, tape, given) && put_value(&p, tape, args[2]) && put_place(&p, 0)) found = by_quick(tape, &p);
         }
     }
     drop(&p);
-    if (found == NULL && !PyErr_Occurred()) found = by_signature(tape, args[0], training, args + 1, count - 1);
+    if (found == NULL && !PyErr_Occurred()) found = by_signature(tape, args[0], training, args + 1, count - 1, 0);
     Py_DECREF(training);
     return found;
 }
 
 /* A torch function with keywords is known by their names, too. */
-static PyObject *by_name(PyObject *tape, PyObject *func, PyObject *const *args, Py_ssize_t count, PyObject *names)
+static PyObject *by_name(PyObject *tape, PyObject *func, PyObject *const *args, Py_ssize_t count, PyObject *names, int up)
 {
     Py_ssize_t more = names == NULL ? 0 : PyTuple_GET_SIZE(names);
     if (!more) {
-        PyObject *found = count == 1 && is_value(args[0], tape) ? single(tape, func, args[0]) : NULL;
-        return found != NULL || PyErr_Occurred() ? found : by_signature(tape, func, NULL, args, count);
+        PyObject *found = count == 1 && is_value(args[0], tape) ? single(tape, func, args[0], up) : NULL;
+        return found != NULL || PyErr_Occurred() ? found : by_signature(tape, func, NULL, args, count, up);
     }
     PyObject *head = PyTuple_New(more + 1);
     if (head == NULL) return NULL;
@@ -366,7 +375,7 @@ static PyObject *by_name(PyObject *tape, PyObject *func, PyObject *const *args, 
         Py_INCREF(name);
         PyTuple_SET_ITEM(head, i + 1, name);
     }
-    PyObject *found = by_signature(tape, head, NULL, args, count + more);
+    PyObject *found = by_signature(tape, head, NULL, args, count + more, up);
     Py_DECREF(head);
     return found;
 }
@@ -381,7 +390,7 @@ static PyObject *mode(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     Py_ssize_t given = PyTuple_GET_SIZE(args[3]);
     if (Py_IS_TYPE(tape, TapeType) && SLOT(tape, t_paused) == Py_False) {
         if (keywords == NULL) {
-            found = by_name(tape, args[1], ((PyTupleObject *)args[3])->ob_item, given, NULL);
+            found = by_name(tape, args[1], ((PyTupleObject *)args[3])->ob_item, given, NULL, 0);
         } else if (given + PyDict_GET_SIZE(keywords) <= MOST) {
             PyObject *all[MOST], *name, *item, *names = PyTuple_New(PyDict_GET_SIZE(keywords));
             Py_ssize_t at = 0, filled = 0;
@@ -391,12 +400,24 @@ static PyObject *mode(Shortcut *self, PyObject *const *args, Py_ssize_t count)
                 PyTuple_SET_ITEM(names, filled, name);
                 all[given + filled++] = item;
             }
-            if (names != NULL) found = by_name(tape, args[1], all, given, names);
+            if (names != NULL) found = by_name(tape, args[1], all, given, names, 0);
             Py_XDECREF(names);
         }
     }
     Py_DECREF(tape);
     return found;
+}
+
+/* `handle_torch_function(func, relevant, *args, **kwargs)`, which functions of torch that are written in Python call: it would
+   find our mode on the stack, and ask it. */
+static PyObject *handled(PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    PyObject *tape = count > 2 ? active_tape() : NULL;
+    if (tape == NULL) return NULL;
+    PyObject *depth = PyObject_CallNoArgs(StackDepth);
+    int ours = depth != NULL && number_of(depth) == number_of(SLOT(tape, t_depth)); /* and nobody else's mode above it */
+    Py_XDECREF(depth);
+    return ours ? by_name(tape, args[0], args + 2, count - 2, names, 1) : NULL;
 }
 
 static PyObject *number(Shortcut *self, PyObject *const *args, Py_ssize_t count)
@@ -428,7 +449,13 @@ static PyObject *call(PyObject *given, PyObject *const *args, size_t flags, PyOb
         case MODULE: found = module(self, args, count); break;
         case MODE: found = mode(self, args, count); break;
         case NUMBER: found = number(self, args, count); break;
+        case HANDLED: found = handled(args, count, NULL); break;
         }
+    } else if (self->how == HANDLED) {
+        found = handled(args, count, names);
+    } else if (self->how == UNARY) {
+        PyObject *tape = count ? tape_of(args[0]) : NULL;
+        if (tape != NULL) found = by_name(tape, self->func, args, count, names, 0);
     }
     if (found != NULL || PyErr_Occurred()) return found;
     return PyObject_Vectorcall(self->fallback, args, flags, names);
@@ -524,8 +551,8 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
 /* The type Shortcut, for these classes and objects of the front end. */
 PyObject *weft_shortcuts(PyObject *given)
 {
-    if (!PyArg_ParseTuple(given, "OOOOOOOOOOL", &ValueType, &ConstantType, &TapeType, &QuickType, &Parameter, &Active, &Picked,
-                          &HandleCode, &IntKind, &BoolKind, &Step))
+    if (!PyArg_ParseTuple(given, "OOOOOOOOOOOL", &ValueType, &ConstantType, &TapeType, &QuickType, &Parameter, &Active, &Picked,
+                          &HandleCode, &IntKind, &BoolKind, &StackDepth, &Step))
         return NULL;
     Py_INCREF(given); /* all of them stay, once for each time that this is called */
     struct { PyTypeObject *type; const char *name; Py_ssize_t *place; } wanted[] = {
@@ -535,7 +562,8 @@ PyObject *weft_shortcuts(PyObject *given)
         {TapeType, "data", &t_data},          {TapeType, "next", &t_next},      {TapeType, "floor", &t_floor},
         {TapeType, "imports", &t_imports},    {TapeType, "values", &t_values},  {TapeType, "fast", &t_fast},
         {TapeType, "quick", &t_quick},        {TapeType, "ones", &t_ones},      {TapeType, "others", &t_others},
-        {TapeType, "paused", &t_paused},      {TapeType, "results", &t_results}, {TapeType, "imported_refs", &t_refs}};
+        {TapeType, "paused", &t_paused},      {TapeType, "results", &t_results}, {TapeType, "imported_refs", &t_refs},
+        {TapeType, "depth", &t_depth}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if ((*wanted[i].place = offset_of(wanted[i].type, wanted[i].name)) < 0) return NULL;
     s_tape = PyUnicode_InternFromString("tape");

@@ -1,0 +1,93 @@
+"""Python numbers among the arguments: a few are part of what is computed, many are fed, and none stays for ever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from weft.lazy import state
+from weft.lazy.state import state_of
+
+EXAMPLES = 200
+
+CALLS: dict[str, Callable[[Any, float], Any]] = {
+    "clamp, min": lambda h, v: h.clamp(min=v),
+    "clamp, both": lambda h, v: torch.clamp(h, -v, v),
+    "clamp_max": lambda h, v: h.clamp_max(v),
+    "where": lambda h, v: torch.where(h > 0, h, v),
+    "where, first": lambda h, v: torch.where(h > v, v, h),
+    "power": lambda h, v: (h * h + 0.5) ** v,
+    "power of a number": lambda h, v: (v + 1.0) ** h,
+    "torch.pow": lambda h, v: torch.pow(h.abs() + 0.5, v),
+    "full_like": lambda h, v: h + torch.full_like(h, v),
+    "full": lambda h, v: h + torch.full((3,), v),
+    "masked_fill": lambda h, v: h.masked_fill(h > 0, v),
+    "lerp": lambda h, v: torch.lerp(h, h * 2, v),
+    "torch.mul": lambda h, v: torch.mul(h, v),
+    "division": lambda h, v: h.div(v + 0.5),
+    "remainder": lambda h, v: h % (v + 0.5),
+    "comparison": lambda h, v: h * torch.lt(h, v),
+    "whole numbers": lambda h, v: h * (h.argmax() + int(v * 1000)),
+}
+
+
+class Numbers(nn.Module):
+    def __init__(self, call: Callable[[Any, float], Any]) -> None:
+        super().__init__()
+        self.linear, self.call = nn.Linear(3, 3), call
+
+    def forward(self, x: Tensor, number: float) -> Any:
+        return self.call(self.linear(x), number)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_many_numbers_are_one_kind_of_call(name: str) -> None:
+    torch.manual_seed(0)
+    model = Numbers(CALLS[name]).double()
+    x, numbers = torch.randn(EXAMPLES, 3, dtype=torch.float64), [0.01 + 0.004 * i for i in range(EXAMPLES)]
+    with_default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        weft.testing.assert_equivalent(model, x, numbers, policies=["auto"], backends=["auto"])
+        assert len(state_of(model).fines) < 40, "every number made a kind of call of its own"
+    finally:
+        torch.set_default_dtype(with_default)
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, math.inf, -math.inf, math.nan])
+def test_odd_numbers_are_what_they_are(number: float) -> None:
+    model = Numbers(lambda h, v: h.clamp(min=v) + h * v)
+    x = torch.randn(8, 3)
+    got = weft.batched(model)(x, [number, 1.0, 2.0, 3.0, 4.0, 5.0, number, -number])
+    numbers = [number, 1.0, 2.0, 3.0, 4.0, 5.0, number, -number]
+    expected = torch.stack([model(row, each) for row, each in zip(x, numbers, strict=True)])
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_nan_is_known_the_second_time() -> None:
+    model = Numbers(lambda h, v: F.leaky_relu(h, v))
+    net = weft.batched(model)
+    for _ in range(3):
+        net(torch.randn(4, 3), [float("nan")] * 4)
+    (world,) = (world for worlds in state_of(model).worlds.values() for world in worlds)
+    assert sum(len(tables.quick) for tables in world.tables.values()) < 10
+
+
+def test_what_cannot_be_fed_does_not_stay_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_TYPES", 40)
+    model = Numbers(lambda h, v: F.leaky_relu(h, v))
+    net = weft.batched(model, backend="reference")
+    x, most = torch.randn(10, 3), 0
+    for turn in range(60):
+        numbers = [0.001 * (10 * turn + i) for i in range(10)]
+        expected = torch.stack([model(row, each) for row, each in zip(x, numbers, strict=True)])
+        torch.testing.assert_close(net(x, numbers), expected)
+        most = max(most, len(state_of(model).fines))
+    assert most <= 40 * state.MOST_DOUBLED + 20 < 600

@@ -1,0 +1,122 @@
+"""Results that go from flush to flush: gradients come back through all of them, as often as torch would let them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+import weft.testing
+
+
+class Rounds(nn.Module):
+    """Every round asks for a number; what earlier rounds gave is used again, some of it much later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.out = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor, rounds: int) -> Any:
+        first = h = torch.tanh(self.step(x))
+        kept = []
+        for _ in range(rounds):
+            h = torch.tanh(self.step(h) + first)
+            kept.append(self.out(h))
+            if h.sum() > 100:
+                break
+        return torch.stack(kept).sum(0) + h.sum(), first
+
+
+def batch() -> tuple[Rounds, Tensor, list[int]]:
+    torch.manual_seed(0)
+    return Rounds().double(), torch.randn(5, 3, dtype=torch.float64), [1, 4, 2, 6, 3]
+
+
+def test_gradients_through_many_flushes() -> None:
+    model, x, rounds = batch()
+    net = weft.batched(model)
+    for _ in range(3):  # what can wait is known from the second call on
+        net(x, rounds)
+        weft.testing.assert_equivalent(model, x, rounds)
+
+
+def test_backward_twice_and_of_parts() -> None:
+    model, x, rounds = batch()
+    net = weft.batched(model)
+    net(x, rounds)
+    parameters = list(model.parameters())
+    total, first = net(x, rounds)
+    once = torch.autograd.grad(total.sum() + first.sum(), parameters, retain_graph=True)
+    again = torch.autograd.grad(total.sum() + first.sum(), parameters, retain_graph=True)
+    only = torch.autograd.grad(total[0], parameters, retain_graph=True)
+    rest = torch.autograd.grad(total[1:].sum() + first.sum(), parameters)
+    for one, two, part, other in zip(once, again, only, rest, strict=True):
+        assert torch.equal(one, two)
+        torch.testing.assert_close(part + other, one)
+
+
+def test_a_second_derivative_is_refused_not_wrong() -> None:
+    model, x, rounds = batch()
+    net = weft.batched(model)
+    for _ in range(2):
+        total, _ = net(x, rounds)
+        grads = torch.autograd.grad(total.sum(), list(model.parameters()), create_graph=True)
+        with pytest.raises(weft.WeftError, match="double backward: a batched call can be differentiated once"):
+            torch.stack([grad.square().sum() for grad in grads]).sum().backward()
+
+
+def test_the_reference_has_second_derivatives_through_flushes() -> None:
+    model, x, rounds = batch()
+
+    def penalty(total: Tensor) -> list[Tensor]:
+        grads = torch.autograd.grad(total.sum(), list(model.parameters()), create_graph=True)
+        squares = torch.stack([grad.square().sum() for grad in grads]).sum()
+        return list(torch.autograd.grad(squares, [model.step.weight, model.step.bias, model.out.weight]))
+
+    net = weft.batched(model, backend="reference")
+    net(x, rounds)
+    expected = penalty(torch.stack([model(*each)[0] for each in zip(x, rounds, strict=True)]))
+    for got, want in zip(penalty(net(x, rounds)[0]), expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_what_waits_uses_its_tensors_as_they_were() -> None:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def fn(x: Tensor) -> Tensor:
+        count, late = torch.zeros(3, dtype=torch.float64), []
+        for turn in range(3):
+            count[turn] = turn + 1.0
+            late.append(weight * count)
+            assert (x * weight).sum() < 100
+        return torch.stack(late).sum(0)
+
+    x = torch.ones(4, 3, dtype=torch.float64)
+    net = weft.batched(fn)
+    for _ in range(3):
+        assert net(x).tolist() == [[3.0, 4.0, 3.0]] * 4
+
+
+def test_what_waits_runs_before_the_model_changes() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.count = nn.Parameter(torch.ones(2)), nn.Buffer(torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            late = []
+            for _ in range(3):
+                late.append(self.weight * self.count)
+                assert (x * self.weight).sum() < 100
+                self.count.add_(1)
+            return torch.stack(late).sum(0)
+
+    for _ in range(2):
+        model = Counting()
+        net = weft.batched(model)
+        for turn in range(3):
+            start = 3.0 * turn
+            assert net(torch.ones(1, 2)).tolist() == [[3 * start + 3] * 2]
