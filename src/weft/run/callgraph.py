@@ -38,9 +38,12 @@ class CallGraph:
 
 def call_graph(types: Sequence[CallType], program: CallProgram) -> CallGraph:
     """Take a recording's references apart."""
-    lengths = np.array([len(kind.args) for kind in types], np.int32).take(program.type)
-    many = np.array([kind.many is not None for kind in types], np.bool_)
-    if many.any():
+    present = np.flatnonzero(np.bincount(program.type, minlength=1)).tolist()
+    width, many = np.zeros(len(types), np.int32), np.zeros(len(types), np.bool_)
+    width[present] = [len(types[t].args) for t in present]
+    many[present] = [types[t].many is not None for t in present]
+    lengths = width.take(program.type)
+    if len(program.further):
         lengths[many.take(program.type)] += program.further
     ptr = np.zeros(len(program.type) + 1, np.int32)
     np.cumsum(lengths, out=ptr[1:])

@@ -38,13 +38,11 @@ class Sharing:
         slot = slots.take(kind) + np.minimum(position, arguments.take(kind))
         output = np.array(self._output_base, np.int64).take(type.take(src)) + out
         wide = self._output_base[-1]
-        seen = np.zeros(self._slot_base[-1] * wide, dtype=np.bool_)
-        seen[slot * wide + output] = True
-        fresh = seen.reshape(-1, wide) & ~self._known
-        if fresh.any():
-            for one_slot, one_output in zip(*(each.tolist() for each in np.nonzero(fresh)), strict=True):
-                self._join(("slot", one_slot), ("output", one_output))
-            self._known |= fresh
+        pairs = slot * wide + output
+        fresh = pairs[~self._known.reshape(-1)[pairs]]
+        for pair in np.unique(fresh).tolist():
+            self._join(("slot", pair // wide), ("output", pair % wide))
+        self._known.reshape(-1)[fresh] = True
 
     def groups(self, types: list[CallType], t: int) -> Groups:
         """The argument positions of a type, by value class."""

@@ -160,6 +160,12 @@ def prepare(
     """
     engine = Engine.of(library)
     structure: tuple[Any, ...] = tuple(program.structure for program in programs)
+    asked = wanted.tobytes()
+    key = (structure, asked, engine.sharing.count, options.policy, options.max_rows)
+    if not options.dedupe and key in engine.plans:  # what such programs read was seen when it was made
+        kept = engine.plans.get(key, lambda: None)
+        assert isinstance(kept, Prepared)
+        return kept, True
     merged: CallProgram | None = None
     known: CallGraph | None = None
     if any(program._cache.get("seen by") is not engine for program in programs):
@@ -173,7 +179,7 @@ def prepare(
         merged = merged or merge_calls(programs)
         first = same_calls(call_graph(library.types, merged), library.types, merged.data)
         structure = (*structure, first.tobytes())
-    key = (structure, wanted.tobytes(), engine.sharing.count, options.policy, options.max_rows)
+    key = (structure, asked, engine.sharing.count, options.policy, options.max_rows)
 
     def make() -> Prepared:
         graph = known or call_graph(library.types, merged or merge_calls(programs))

@@ -14,7 +14,8 @@ from weft.run.code import CellCode, Codes, Role
 
 KEPT_CODES = 64
 """How many sets of compiled cells are remembered: training, inference, other outputs, other shapes of plans."""
-MOST_RECENT = 4
+MOST_RECENT = 16
+"""How many kinds of calls are compared with: code with layers has one for each."""
 
 
 def given_tensors(call: Call) -> tuple[list[Tensor], list[int]]:

@@ -1,4 +1,4 @@
-"""One call on a CPU with compiled pieces: by the recipe that an earlier call of its kind left, or the general way."""
+"""One call on a CPU with compiled pieces: by the recipes that an earlier call of its kind left, or the general way."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.run.backward import Backward
 from weft.run.batched import Execution
 from weft.run.gpu.recipe import NoRecipe, Recipe
 from weft.run.gpu.recipeforward import Saved
+from weft.run.nativeback import NativeBackText, fresh
 from weft.run.nativerecipe import NativeForwardText
 from weft.run.walking import watched
 
@@ -24,12 +26,13 @@ class NativeExecution(Execution):
     recipe: Recipe | None = None
     """By which this call ran."""
     kept: tuple[Tensor, ...] = ()
+    given_tensors: Sequence[Tensor] = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if watched():
             return super().forward(tensors)
         known = self._known(tensors)
-        self.recipe = next((one for one in known if one is not None and self._suits(one)), None)
+        self.recipe = self._suiting(known)
         if self.recipe is None:
             outputs = super().forward(tensors)
             if len(known) < MOST_RECIPES:
@@ -51,16 +54,49 @@ class NativeExecution(Execution):
         self.forget()
         return kept
 
+    def backward(
+        self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        found = None if self.recipe is None or watched() else self._suiting(self._known_back(self.recipe, grads))
+        if found is None:
+            return super().backward(tensors, saved, grads)
+        chosen = [None if one.nodes is None else self.plan.row[one.nodes] for one in self.call.wanted]
+        facts, device = self._facts(found, self.recipe), self.call.device
+        results: list[Tensor | None] = found.run(facts, tensors, chosen, [*saved], grads, self.records, device, fresh)
+        return results
+
+    def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        if self.recipe is None or watched():
+            return
+        known = self._known_back(self.recipe, grads)
+        if len(known) >= MOST_RECIPES:
+            return
+        self.given_tensors = tensors
+        try:
+            known.append(NativeBackText(self, sweep, self.recipe, grads).recipe())
+        except NoRecipe:
+            known.append(None)
+        finally:
+            self.given_tensors = ()
+
     def _known(self, tensors: Sequence[Tensor]) -> list[Recipe | None]:
         # A single row is dense whatever its stride; several rows with the same stride need not be.
         key = torch.get_num_threads(), *[(tensor.stride(), tensor.is_contiguous()) for tensor in tensors]
         return self.codes.recipes.setdefault(key, [])
 
+    def _known_back(self, recipe: Recipe, grads: Sequence[Tensor | None]) -> list[Recipe | None]:
+        key = id(recipe), bool(self.must), tuple([grad is None for grad in grads])
+        return self.codes.recipes.setdefault(key, [])
+
+    def _suiting(self, known: Sequence[Recipe | None]) -> Recipe | None:
+        return next((one for one in known if one is not None and self._suits(one)), None)
+
     def _suits(self, recipe: Recipe) -> bool:
         return self.indices.once((recipe, "suits"), lambda: recipe.suits(self.indices))
 
-    def _facts(self, recipe: Recipe) -> tuple[Any, ...]:
-        return self.indices.once((recipe, "facts"), lambda: recipe.facts(self.indices))
+    def _facts(self, recipe: Recipe, before: Recipe | None = None) -> tuple[Any, ...]:
+        earlier = () if before is None else self._facts(before)
+        return self.indices.once((recipe, "facts"), lambda: recipe.facts(self.indices, earlier))
 
     def _written(self) -> Recipe | None:
         try:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from weft.graph.tape import Value
-from weft.run.columns import Address, Addresses, Countable, Cut, Line, Listed, Same
+from weft.run.columns import Address, Addresses, Countable, Cut, Listed, Same
 from weft.run.emit import Code
 from weft.run.gather import addresses
 from weft.run.indices import ReadIndex
+from weft.run.spare import Spare
 from weft.run.typerun import TypeRun
 from weft.run.walk import Walk, dense
 
@@ -125,31 +126,34 @@ def run_piece(run: TypeRun, code: Code, places: Mapping[str, Tensor]) -> None:
     if walk is None or not walk.alone(max(run.rows, run.edges)) or watched():
         run.run_whole(code, places)
         return
-    lines: list[Line] = []
-    alive: list[Tensor] = []
-    for value in walk.takes:
-        tensor = run.whole(value)
-        if value.name in walk.matrices:
-            tensor, turned, apart = dense(tensor.t() if walk.matrices[value.name] else tensor)
-            lines += [(tensor.data_ptr(), 0, 0), (int(turned), 0, 0), (apart, 0, 0)]
-        else:
-            tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
-            lines.append((tensor.data_ptr(), 0, 0))
-        alive.append(tensor)
+    places = dict(places)
     for value in walk.into:
-        place = places.get(value.name)
-        if place is None:
-            place = run.store[value.name] = torch.empty(run.shape(value), dtype=value.dtype)
-        lines.append((place.data_ptr(), 0, 0))
-    bounds = 0
-    if run.bag is not None:
-        alive.append(run.indices.seg(run.bag)[1].int())
-        bounds = alive[-1].data_ptr()
-    lines += [(run.rows, 0, 0), (run.edges, 0, 0), (bounds, 0, 0)]
-    packed = array("q", [number for line in lines for number in line])
-    most = run.rows, run.edges
-    scratch = run.code.spare.take((walk.room(*most),), walk.dtype)
-    walk.run(packed, 0, 1, scratch, most)
-    run.code.spare.give_back([scratch], ())
+        if value.name not in places:
+            places[value.name] = run.store[value.name] = torch.empty(run.shape(value), dtype=value.dtype)
+    bounds = None if run.bag is None else run.indices.seg(run.bag)[1].int()
+    into = [places[value.name] for value in walk.into]
+    walk_rows(walk, [run.whole(value) for value in walk.takes], into, run.rows, run.edges, bounds, run.code.spare)
     for value, base in walk.views:
         run.store[value.name] = run.whole(base).t()
+
+
+def walk_rows(
+    walk: Walk, given: Sequence[Tensor], into: Sequence[Tensor], rows: int, edges: int, bounds: Tensor | None, spare: Spare
+) -> None:
+    """Take all rows through a walk, from the tensors that it takes into those that it fills."""
+    lines: list[int] = []
+    alive: list[Tensor] = []
+    for value, tensor in zip(walk.takes, given, strict=True):
+        if value.name in walk.matrices:
+            tensor, turned, apart = dense(tensor.t() if walk.matrices[value.name] else tensor)
+            lines += (tensor.data_ptr(), 0, 0, int(turned), 0, 0, apart, 0, 0)
+        else:
+            tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
+            lines += (tensor.data_ptr(), 0, 0)
+        alive.append(tensor)
+    for place in into:
+        lines += (place.data_ptr(), 0, 0)
+    lines += (rows, 0, 0, edges, 0, 0, 0 if bounds is None else bounds.data_ptr(), 0, 0)
+    scratch = spare.take((walk.room(rows, edges),), walk.dtype)
+    walk.run(array("q", lines), 0, 1, scratch, (rows, edges))
+    spare.give_back([scratch], ())

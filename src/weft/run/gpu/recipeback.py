@@ -30,11 +30,10 @@ from weft.run.wanted import Wanted
 
 if TYPE_CHECKING:
     from weft.run.gpu.execution import GpuExecution
+    from weft.run.nativeexecution import NativeExecution
 
 GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
 """Arguments of kernels that have to do with gradients of recurrent outputs."""
-
-PARAMETERS = "tensors, chosen, saved, grads, records, device, stream, keep, fresh"
 
 
 @dataclass(eq=False)
@@ -64,7 +63,14 @@ class Way:
 class BackText:
     """Writes the recipe of a backward pass that was just done."""
 
-    def __init__(self, execution: GpuExecution, backward: Backward, before: Recipe, grads: Sequence[Tensor | None]) -> None:
+    parameters = "tensors, chosen, saved, grads, records, device, stream, keep, fresh"
+    type_text: type[TypeText] = TypeText
+    take: Any = staticmethod(take_rows)
+    put: Any = staticmethod(put_rows)
+
+    def __init__(
+        self, execution: GpuExecution | NativeExecution, backward: Backward, before: Recipe, grads: Sequence[Tensor | None]
+    ) -> None:
         self.execution, self.plan, self.backward, self.grads = execution, execution.plan, backward, grads
         self.writer = Writer(execution.indices, before)
         about: Saved = before.about
@@ -75,7 +81,7 @@ class BackText:
             self.writer.say("saved.clear()")
         self.arenas = dict(zip(arenas, kept[len(names) :], strict=True))
         inputs = execution.input_numbers()
-        self.types = {t: TypeText(self.writer, run, self.arenas, inputs) for t, run in backward.runs.items()}
+        self.types = {t: self.type_text(self.writer, run, self.arenas, inputs) for t, run in backward.runs.items()}
         for variable, (t, name) in zip(kept, names, strict=False):
             self.types[t].store[name] = variable
         self.given: dict[tuple[int, Name], list[Taken]] = {}
@@ -97,7 +103,7 @@ class BackText:
                 self._whole(self.types[t], "sums")
             for t in group.types:
                 self._collect(self.types[t])
-        return self.writer.recipe(PARAMETERS, f"[{', '.join(self._results())}]")
+        return self.writer.recipe(self.parameters, f"[{', '.join(self._results())}]")
 
     def _give(self) -> None:
         """Gradients of the wanted outputs, by type and output."""
@@ -157,7 +163,7 @@ class BackText:
     def _total(self, parts: list[Taken]) -> str | None:
         """The sum of some rows, in order."""
         total: str | None = None
-        take = self.writer.bind(take_rows)
+        take = self.writer.bind(self.take)
         pending = list(parts)
         while pending:
             one = pending.pop(0)
@@ -394,7 +400,7 @@ class BackText:
         if w.ask("feed", lambda indices: indices.plan.program.feed is not None):  # some rows may be fed twice
             w.say(f"{out}.index_add_(0, {text.fed_rows()}, {grad})")
         else:
-            w.say(f"{w.bind(put_rows)}({out}, {text.fed_rows()}, {grad})")
+            w.say(f"{w.bind(self.put)}({out}, {text.fed_rows()}, {grad})")
         return out
 
 
