@@ -1,8 +1,8 @@
 """Cells for `test_fresh_cells.py`: add one here, with the graphs that it runs on, and it is checked on every backend.
 
 A cell is a `weft.VertexFunction`, written for one vertex in plain PyTorch, as in the README. An entry of `CELLS` gives a
-model, a graph and the width of the rows that vertices pull. Nothing else needs to be known: the tests compare outputs and
-every gradient with the vertex-by-vertex reference, and say whether kernels ran it or which operation they lack.
+model, a graph, the width of the rows that vertices pull, and what kernels cannot express of it (nothing, if they run it). The
+tests compare outputs and every gradient with the vertex-by-vertex reference, and the reasons that a fallback gives.
 """
 
 from __future__ import annotations
@@ -135,6 +135,54 @@ class DeltaRule(weft.VertexFunction):
         v.push(w @ q)
 
 
+class Pooled(weft.VertexFunction):
+    """The largest and the smallest of the children's states beside their mean, through clamped and leaky activations."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": (D,)})
+        self.x, self.below = nn.Linear(D_IN, D), nn.Linear(3 * D, D)
+        self.slope = nn.Parameter(torch.rand(2, D))
+
+    def forward(self, v: Any) -> None:
+        below = v.gather()
+        pooled = self.below(torch.cat([below.max("h"), below.min("h"), below.mean("h")]))
+        h = nn.functional.leaky_relu(pooled * self.slope[0], 0.2) + nn.functional.elu(self.x(v.pull()) + self.slope[1])
+        h = h.clamp(-2, 2) ** 2 - torch.minimum(h, pooled)
+        v.scatter(h=h / (1 + h.abs()))
+        v.push(h)
+
+
+class Attentive(weft.VertexFunction):
+    """Children are weighted by softmax of a score, and the result is normalised by its length."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": (D,)})
+        self.x, self.key, self.out = nn.Linear(D_IN, D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, v: Any) -> None:
+        x = self.x(v.pull())
+        told = v.gather().softmax_sum(lambda k: (self.key(k["h"]) * x).sum(), lambda k: torch.tanh(self.key(k["h"])))
+        h = nn.functional.softplus(self.out(told)) + x
+        v.scatter(h=h / h.norm())
+        v.push(nn.functional.normalize(h, dim=0))
+
+
+class SoftmaxMemory(weft.VertexFunction):
+    """A memory read and written by softmax over its places, with a gate that is one number."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"m": (D,)})
+        self.x, self.where, self.gate = nn.Linear(D_IN, D), nn.Linear(D, D), nn.Linear(D, 1)
+
+    def forward(self, v: Any) -> None:
+        m = v.gather(0)["m"]
+        place = torch.softmax(self.where(m), -1)
+        fresh = nn.functional.logsigmoid(self.x(v.pull()) - (m * place).sum())
+        m = m + torch.sigmoid(self.gate(m)) * place * (fresh - m.mean())
+        v.scatter(m=m)
+        v.push(torch.log_softmax(m, -1))
+
+
 def trees() -> weft.Graph:
     return weft.Graph.batch([weft.Graph.from_parents([-1, 0, 0, 1, 1, 1, 3]), weft.Graph.from_parents([1, 2, -1])])
 
@@ -148,11 +196,17 @@ def dags() -> weft.Graph:
     return weft.Graph.batch([diamond, weft.Graph.grid(2, 3), weft.Graph.chain(2)])
 
 
-CELLS: dict[str, tuple[Callable[[], nn.Module], Callable[[], weft.Graph], int]] = {
-    "highway": (Highway, trees, D_IN),
-    "peephole": (Peephole, chains, D_IN),
-    "mogrifier": (Mogrifier, chains, 7),
-    "exponential gates": (ExponentialGates, chains, D_IN),
-    "projected dag": (ProjectedDag, dags, D_IN),
-    "delta rule": (DeltaRule, chains, D_IN),
+PRODUCT = "a product (@) of two tensors that differ from vertex to vertex"
+UNEQUAL = "rows of {} numbers, which have no common width"
+
+CELLS: dict[str, tuple[Callable[[], nn.Module], Callable[[], weft.Graph], int, set[str]]] = {
+    "highway": (Highway, trees, D_IN, set()),
+    "peephole": (Peephole, chains, D_IN, set()),
+    "mogrifier": (Mogrifier, chains, 7, {UNEQUAL.format("7, 11, 18, 22, 33, 44")}),
+    "exponential gates": (ExponentialGates, chains, D_IN, set()),
+    "projected dag": (ProjectedDag, dags, D_IN, {UNEQUAL.format("7, 13, 26, 39"), UNEQUAL.format("7, 13, 20, 26, 39")}),
+    "delta rule": (DeltaRule, chains, D_IN, {PRODUCT, "a sum over some dimensions of a row"}),
+    "pooled": (Pooled, dags, D_IN, set()),
+    "attentive": (Attentive, dags, D_IN, set()),
+    "softmax memory": (SoftmaxMemory, chains, D_IN, set()),
 }

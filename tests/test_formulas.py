@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.cc import build, compiler
+from weft.graph.logsigmoid import log_sigmoid_backward
 from weft.graph.tape import Rows, Value
 from weft.run import ctext, formulas
 from weft.run.gpu.formulas import has_formula as kernels_have
@@ -71,7 +72,7 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
     aten.gelu_backward.default: [("a", "b")],
     aten.softplus.default: [("a",), ("a", 2, 10)],
     aten.softplus_backward.default: [("a", "b", 2, 10)],
-    formulas.log_sigmoid_backward: [("a", "b")],
+    log_sigmoid_backward: [("a", "b")],
     aten.hardtanh.default: [("a",), ("a", -0.5, 2)],
     aten.hardtanh_backward.default: [("a", "f", -0.5, 2)],
     aten.hardsigmoid_backward.default: [("a", "f")],

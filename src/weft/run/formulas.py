@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from weft.graph.logsigmoid import log_sigmoid, log_sigmoid_backward
 from weft.graph.tape import Value
 
 aten = torch.ops.aten
@@ -21,16 +22,6 @@ aten = torch.ops.aten
 Text = Callable[..., str | None]
 
 JOINS = (aten.cat.default, aten.stack.default)
-
-
-def log_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """`log_sigmoid_forward` without the buffer that it returns beside the result."""
-    return torch.nn.functional.logsigmoid(x)
-
-
-def log_sigmoid_backward(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Its derivative from `x` alone."""
-    return g * torch.sigmoid(-x)
 
 
 def _clamped(a: str, low: str | None = None, high: str | None = None) -> str:

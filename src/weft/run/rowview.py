@@ -32,14 +32,20 @@ def row_width(value: Value) -> int | None:
 
 
 def place_of(value: Value) -> Place | None:
-    """Follow views down to memory; None where a row's numbers are not consecutive."""
+    """Follow views down to memory; None where a row's numbers are not consecutive.
+
+    A view that is the same for every row, such as a row of a parameter, is memory of its own where it cannot be followed.
+    """
     offset, width = 0, row_width(value)
     if width is None:
         return None
+    shared: Place | None = None
     while is_free(value):
+        if value.rows is None and shared is None:
+            shared = Place(value, offset, width)
         step = _step(value)
         if step is None:
-            return None
+            return shared
         value, more, alone = step
         # Every part of a repeated number is that number: how far into the repetition a view starts does not matter.
         offset, width = (more, 1) if alone else (offset + more, width)

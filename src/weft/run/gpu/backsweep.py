@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
-from weft.run.gpu.norms import without_norms
+from weft.run.gpu.simpler import in_simpler_words
 from weft.run.gpu.sweep import Part, walk
 from weft.run.indices import BackIndex
 from weft.run.typerun import TypeRun
@@ -70,7 +70,7 @@ class BackSweep:
     def _part(self, run: TypeRun, prefix: str) -> Part:
         cut, codes = self.backward.cut[run.type]
         code, binding = codes["back"], Binding(prefix)
-        piece, stores = without_norms(cut.pieces["back"], code.stores)
+        piece, stores = in_simpler_words(cut.pieces["back"], code.stores)
         for value in code.takes:
             name = self.recurrent_gradient(run, value)
             at = run.recurrent(value)

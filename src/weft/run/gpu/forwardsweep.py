@@ -7,7 +7,7 @@ from typing import Any
 from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.gpu.bind import Binding
-from weft.run.gpu.norms import without_norms
+from weft.run.gpu.simpler import in_simpler_words
 from weft.run.gpu.sweep import Part, Walk, walk
 from weft.run.typerun import TypeRun
 
@@ -46,7 +46,7 @@ def exchanged(run: TypeRun, value: Value) -> list[tuple[int, Any]]:
 
 def _part(run: TypeRun, prefix: str) -> Part:
     code, binding = run.code.codes["during"], Binding(prefix)
-    piece, stores = without_norms(run.code.split.pieces["during"], code.stores)
+    piece, stores = in_simpler_words(run.code.split.pieces["during"], code.stores)
     for value in code.takes:
         at = run.recurrent(value)
         if at is None:

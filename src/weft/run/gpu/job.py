@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
 from weft.run.formulas import JOINS, number_of
 from weft.run.gpu.formulas import HALVES, TYPES, converted, loaded, pointwise, rounded
 from weft.run.gpu.memory import Bag, Collected, Gathered, Memory, Returned
-from weft.run.gpu.norms import row_mean, row_rstd
-from weft.run.gpu.units import NotExpressible, Part, Units, tells
+from weft.run.gpu.simpler import OVER_ROWS, row_max, row_rstd, row_sum
+from weft.run.gpu.units import SEGMENTS, NotExpressible, Part, Units, tells
 from weft.run.rowview import row_width
 
 aten = torch.ops.aten
@@ -114,11 +113,11 @@ class Job:
             found = self._product(value)
         elif value.target in JOINS:
             found = [self.read(part) for part in self.units.joined(value)]
-        elif value.target is segment_sum:
+        elif value.target in SEGMENTS:
             found = self._segments(value)
         elif value.target is aten.index_select.default:
             found = self._spread(value)
-        elif value.target in (row_mean, row_rstd):
+        elif value.target in OVER_ROWS:
             found = self._over_row(value)
         else:
             found = self._pointwise(value)
@@ -229,7 +228,7 @@ class Job:
         return name
 
     def _bag(self, memory: Bag, column: int, one: bool, dtype: torch.dtype | None) -> str:
-        """A sum over a segment, in order: as many turns as the longest segment of the tile has rows."""
+        """A sum over a segment, in order, or another reduction: as many turns as the longest segment of the tile has rows."""
         start = f"at_{memory.bounds}{memory.index}"
         if start not in self.indices:
             self.indices.add(start)
@@ -239,7 +238,9 @@ class Job:
             self.say(f"most_{start} = tl.max(many_{start}, 0)")
         name = self.fresh_name()
         wide = f"({self.tile.rows}, {1 if one else self.tile.columns})"
-        self.say(f"{name} = tl.zeros({wide}, {'tl.float32' if dtype in HALVES else TYPES[dtype or torch.float32]})")
+        none = {"sum": "0", "max": '-float("inf")', "min": 'float("inf")'}[memory.how]
+        kind = "tl.float32" if dtype in HALVES else TYPES[dtype or torch.float32]
+        self.say(f"{name} = tl.full({wide}, {none}, {kind})")
         self.say("place = 0")
         self.say(f"while place < most_{start}:")
         self.say(f"    here = live & (place < many_{start})")
@@ -250,8 +251,15 @@ class Job:
             self.say(f"    which = ({at}).to(tl.int64)")
         mask = "here[:, None]" if one or self.whole_units else "here[:, None] & real[None, :]"
         row = memory.row.replace("r", "which", 1)
-        self.say(f"    {name} += {self._at(memory, row, column, one, mask, dtype)}")
+        if memory.how == "sum":
+            self.say(f"    {name} += {self._at(memory, row, column, one, mask, dtype)}")
+        else:
+            sign = ">" if memory.how == "max" else "<"
+            self.say(f"    other = {self._at(memory, row, column, one, mask, dtype)}")
+            self.say(f"    {name} = tl.where(here[:, None] & ((other {sign} {name}) | (other != other)), other, {name})")
         self.say("    place += 1")
+        if memory.how != "sum":
+            self.say(f"{name} = tl.where((many_{start} > 0)[:, None], {name}, 0.0)")
         return self._round(name, dtype)
 
     def _round(self, name: str, dtype: torch.dtype | None) -> str:
@@ -273,7 +281,7 @@ class Job:
         rows, matrix = value.args
         weight = self.weights.get(id(matrix))
         if weight is None or not row_width(rows):
-            raise NotExpressible(f"{tells(value)} of two tensors of rows")
+            raise NotExpressible(tells(value))
         count = self.units.count(value)
         if not count:
             raise NotExpressible(f"{tells(value)} with a single column")
@@ -338,26 +346,32 @@ class Job:
             self.say(f"    {total} = tl.dot(rows, weight, {total}, {how})")
 
     def _over_row(self, value: Value) -> list[str]:
-        """The mean of rows that lie in memory, or one over their standard deviation."""
+        """The sum, the largest number, the mean of rows that lie in memory, or one over their standard deviation."""
         stretches = self._stretches(self.units.parts(value.args[0], self.units.count(value.args[0])))
         numbers = sum(length for _, length in stretches)
-        mean = self.fresh_name("m")
+        name = self.fresh_name("m")
         with self._early():
-            self._add_up(mean, stretches, "{0}", numbers)
-            if value.target is row_mean:
-                return [self._round(mean, value.dtype)]
-            name = self.fresh_name("m")
-            self._add_up(name, stretches, f"({{0}} - {mean}) * ({{0}} - {mean})", numbers)
-            self.say(f"{name} = 1 / tl.sqrt({name} + {float(value.args[1])!r})")
+            if value.target is row_max:
+                self._through_row(name, stretches, "tl.maximum({0}, tl.max({1}, 1)[:, None])", "{0}", '-float("inf")')
+                return [self._round(name, value.dtype)]
+            add = "{0} + tl.sum({1}, 1)[:, None]"
+            self._through_row(name, stretches, add, "{0}", "0")
+            if value.target is not row_sum:
+                self.say(f"{name} = {name} / {numbers}")
+            if value.target is row_rstd:
+                mean, name = name, self.fresh_name("m")
+                self._through_row(name, stretches, add, f"({{0}} - {mean}) * ({{0}} - {mean})", "0")
+                self.say(f"{name} = 1 / tl.sqrt({name} / {numbers} + {float(value.args[1])!r})")
             return [self._round(name, value.dtype)]
 
-    def _add_up(self, name: str, stretches: list[tuple[Part, int]], term: str, numbers: int) -> None:
+    def _through_row(self, name: str, stretches: list[tuple[Part, int]], step: str, term: str, start: str) -> None:
+        """Go through rows in memory; `step` says how what was found so far and the terms of some columns become one."""
         wide = any(self.units.values[part.key].dtype is torch.float64 for part, _ in stretches)
-        self.say(f"{name} = tl.zeros(({self.tile.rows}, 1), {'tl.float64' if wide else 'tl.float32'})")
+        self.say(f"{name} = tl.full(({self.tile.rows}, 1), {start}, {'tl.float64' if wide else 'tl.float32'})")
         for part, length in stretches:
             memory, dtype = self.memory.get(part.key), self.units.values[part.key].dtype
             if memory is None or isinstance(memory, Bag | Collected | Returned) or not memory.row:
-                raise NotExpressible("a mean of rows that are in no memory")
+                raise NotExpressible("a sum, mean or maximum of rows that are in no memory")
             column = part.at * self.units.width
             self._index(memory, column)
             row, inside = memory.row_of(column)
@@ -368,11 +382,11 @@ class Job:
             self.say(f"    there = live[:, None] & (kk < {length})[None, :]")
             where = f"{memory.pointer} + ({row})[:, None] * {memory.width} + ({inside} + kk)[None, :]"
             self.say(f"    rows = {loaded(f'tl.load({where}, mask=there, other=0{past})', dtype)}")
-            self.say(f"    {name} += tl.sum(tl.where(there, {term.format('rows')}, 0), 1)[:, None]")
-        self.say(f"{name} = {name} / {numbers}")
+            terms = f"tl.where(there, {term.format('rows')}, {start})"
+            self.say(f"    {name} = {step.format(name, terms)}")
 
     def _segments(self, value: Value) -> list[str]:
-        """The sum over each vertex's edges of something that lies in memory."""
+        """The sum over each vertex's edges of something that lies in memory, the largest or the smallest."""
         count = self.units.count(value)
         found = []
         for part in self.units.parts(value.args[0], count):
@@ -381,7 +395,8 @@ class Job:
                 raise NotExpressible(f"{tells(value)} of rows that are in no memory")
             index = memory.index if isinstance(memory, Gathered) else ""
             row = "r" if index else memory.row
-            bag = Bag(memory.pointer, memory.width, row, memory.fresh, index, self.prefix + "bounds")
+            how = SEGMENTS[value.target]
+            bag = Bag(memory.pointer, memory.width, row, memory.fresh, index, self.prefix + "bounds", how=how)
             found.append(self._load_from(bag, part, value.dtype))
         return found
 

@@ -49,11 +49,15 @@ class Gathered(Memory):
 
 @dataclass(frozen=True)
 class Bag(Memory):
-    """The sum of the rows `index[bounds[i]:bounds[i + 1]]`, added in order; `first` is added to `r` to find `i`."""
+    """The sum of the rows `index[bounds[i]:bounds[i + 1]]`, added in order; `first` is added to `r` to find `i`.
+
+    Or the largest or smallest of them, number by number, zero where there are none: `how` is "sum", "max" or "min".
+    """
 
     index: str = ""
     bounds: str = ""
     first: str = ""
+    how: str = "sum"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from weft.graph.tape import Value
 from weft.run.formulas import JOINS
+from weft.run.gpu.formulas import has_formula
 from weft.run.gpu.job import Job, Tile, Weight
 from weft.run.gpu.memory import Bag, Collected, Memory
 from weft.run.gpu.units import MIXING, NotExpressible, Units, tells
@@ -48,7 +49,8 @@ class Stages:
         self.overwrites = overwrites
         self.inside = {id(value) for value in piece.values}
         for value in piece.values:
-            if value.rows is None or value.rows.times != 1 or value.row_dim != 0:
+            known = value.target in (*MIXING, *JOINS) or has_formula(value)
+            if not known or value.rows is None or value.rows.times != 1 or value.row_dim != 0:
                 raise NotExpressible(tells(value))
         rowed = [value for value in piece.takes if value.rows is not None and row_width(value) is not None]
         self.units = Units([*piece.values, *stores], stores, rowed)

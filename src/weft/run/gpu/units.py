@@ -10,16 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
 from weft.run.formulas import JOINS
-from weft.run.gpu.norms import row_mean, row_rstd
+from weft.run.gpu.simpler import OVER_ROWS, segment_max, segment_min
 from weft.run.rowview import cuts_rows, place_of, row_width
 
-MIXING = (torch.ops.aten.mm.default, segment_sum, torch.ops.aten.index_select.default, row_mean, row_rstd)
+SEGMENTS: dict[Any, str] = {segment_sum: "sum", segment_max: "max", segment_min: "min"}
+"""What is made of each vertex's edges."""
+
+MIXING = (torch.ops.aten.mm.default, torch.ops.aten.index_select.default, *SEGMENTS, *OVER_ROWS)
 """Operations that read more than their own part of a row; of their operands only the first is cut in units."""
 
 MOST_UNITS = 16
@@ -41,9 +45,27 @@ class Part:
     one: bool
 
 
+IN_OTHER_WORDS = {
+    "bmm": "a product (@) of two tensors that differ from vertex to vertex",
+    "mm": "a product (@) of two tensors that differ from vertex to vertex",
+    "scatter_reduce": "a maximum or minimum over children in this form",
+    "sum": "a sum over some dimensions of a row",
+    "mean": "a mean over some dimensions of a row",
+    "new_zeros": "zeros made in the cell",
+    "select": "a part of a row, as in h[0]",
+    "slice": "a part of a row, as in h[:3]",
+    "convolution": "a convolution",
+}
+
+
 def tells(value: Value) -> str:
-    """An operation in the user's words."""
-    return str(value.target).removesuffix(".default")
+    """An operation in the user's words: as it is called in a cell, not as PyTorch calls it inside."""
+    packet = getattr(value.target, "overloadpacket", value.target)
+    name = str(getattr(packet, "__name__", packet)).removesuffix("_data")
+    derivative = name.endswith("_backward")
+    name = name.removesuffix("_backward").removesuffix("_forward").lstrip("_").removeprefix("native_")
+    words = IN_OTHER_WORDS.get(name, name)
+    return f"the derivative of {words}" if derivative else words
 
 
 class Units:
