@@ -120,4 +120,6 @@ class PlanCache:
 
 
 def _size(plan: object) -> int:
-    return plan.program.num_nodes if isinstance(plan, Plan) else 1
+    """How many nodes a plan has, or whatever holds one and says so."""
+    program = getattr(plan, "program", None)
+    return program.num_nodes if isinstance(program, Program) else 1

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.graph.calls import KEY, Library
 from weft.graph.plain import Unforeseen
-from weft.graph.program import Ints, NodeType
+from weft.graph.program import Ints, NodeType, Program
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, merge_calls, merge_tables
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
@@ -93,6 +93,10 @@ class Prepared:
     """The library's number of each type of the plan."""
     number: Ints | None
     """The plan's node of each call, where some calls are left out."""
+
+    @property
+    def program(self) -> Program:
+        return self.plan.program
 
 
 class Observed(BaseException):
