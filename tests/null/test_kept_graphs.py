@@ -170,9 +170,9 @@ def test_graphs_are_found_in_memory() -> None:
     assert collect(trees) is None  # they are not kept yet
     weft.Graph.batch(trees)
     found = collect(trees)
-    assert found is not None and found.tolist() == [tree._kept.place for tree in trees]
+    assert found is not None and found.places.tolist() == [tree._kept.place for tree in trees]
     for others in ((), (*trees, 3), (*trees, weft.Graph.batch(trees)), (*trees, weft.Graph.chain(2)), ("no graph",)):
-        assert collect(others) is None  # type: ignore[arg-type]
+        assert collect(others) is None
 
 
 def device_arrays(plan: Plan) -> list[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -12,7 +11,7 @@ import torch
 from weft.api.graph_build import Ints, Types, freeze
 from weft.api.graph_check import check_size, show
 from weft.errors import ShapeError, StructureError, TypeMismatch
-from weft.plan.graphs import MOST_KINDS, Kept, KeptGraphs, collect, joint_digest, keep
+from weft.plan.graphs import MOST_KINDS, Kept, KeptGraphs, collect, joint_digest, keep, kept_graphs
 from weft.plan.levels import occurring
 from weft.plan.levels import offsets as offsets_from
 from weft.plan.library import library
@@ -52,9 +51,9 @@ def base_parts(graphs: Iterable[G]) -> tuple[tuple[G, ...], tuple[G, ...], KeptG
         given = tuple(graphs)
     except TypeError:
         raise TypeMismatch(f"Graph.batch: expected a list of graphs, came {show(graphs)}") from None
-    places = collect(given)
-    if places is not None:
-        return given, given, KeptGraphs(places)
+    found = collect(given)
+    if found is not None:
+        return given, given, found
     # Some are not kept yet, there are batches among them, or what is no graph.
     for i, graph in enumerate(given):
         if not hasattr(graph, "_parts"):
@@ -66,7 +65,7 @@ def base_parts(graphs: Iterable[G]) -> tuple[tuple[G, ...], tuple[G, ...], KeptG
 def together(parts: Sequence[GraphCore]) -> KeptGraphs | Together:
     """What base graphs are together; from now on C keeps them."""
     if library() is not None:
-        return KeptGraphs(array("q", [_kept(part).place for part in parts]))
+        return kept_graphs([_kept(part) for part in parts])
     numbers = [_row(part) for part in parts]
     vertices, slots, edges = (sum(row[column] for row in numbers) for column in range(3))
     types, device = (_alike([row[column] for row in numbers]) for column in (3, 4))

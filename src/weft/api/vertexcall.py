@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,10 +36,10 @@ class VertexCall(CallCells):
             cells, kinds, seen, tree = self.cells()
         options = self.options
         key = (self.graph.key, kinds.number, self.rounds, options.policy, options.max_rows, self.edges is None)
-        cached = key in self.cache.plans
-        plan = self.cache.plans.get(key, lambda: self._schedule(kinds.types, seen))
+        found = self.cache.plans.find(key)
+        plan = self.cache.plans.add(key, self._schedule(kinds.types, seen) if found is None else found)
         assert isinstance(plan, Plan)
-        return plan, cells, tree, cached
+        return plan, cells, tree, found is not None
 
     def program(self, kinds: tuple[NodeType, ...], seen: Seen) -> Program:
         with_edges = self.edges is not None
@@ -51,22 +49,20 @@ class VertexCall(CallCells):
 
     def _schedule(self, kinds: tuple[NodeType, ...], seen: Seen) -> Plan:
         program = self.program(kinds, seen)
-        if self.rounds is None:
-            with self._naming_cycles():
-                return plan_tree(self.graph, program, self.options.policy, self.options.max_rows)
-        return schedule(program, self.options.policy, self.options.max_rows)
-
-    @contextmanager
-    def _naming_cycles(self) -> Iterator[None]:
-        """A cycle is told with the model, the graph of the batch that has it, and the way out."""
+        if self.rounds is not None:
+            return schedule(program, self.options.policy, self.options.max_rows)
         try:
-            yield
+            return plan_tree(self.graph, program, self.options.policy, self.options.max_rows)
         except StructureError as error:
-            text = str(error)
-            if text.startswith("cycle: "):
-                part = self._part(int(text.split()[1]))
-                error.args = (f"{self.name}: graph {part}: {text}; rounds= runs on graphs with cycles",)
+            self._name_cycle(error)
             raise
+
+    def _name_cycle(self, error: StructureError) -> None:
+        """A cycle is told with the model, the graph of the batch that has it, and the way out."""
+        text = str(error)
+        if text.startswith("cycle: "):
+            part = self._part(int(text.split()[1]))
+            error.args = (f"{self.name}: graph {part}: {text}; rounds= runs on graphs with cycles",)
 
     def _part(self, vertex: int) -> int:
         return int(np.searchsorted(self.graph.part_offsets, vertex, side="right")) - 1
@@ -150,8 +146,11 @@ class VertexCall(CallCells):
         if not program.num_nodes:
             return self._empty(None)
         feeds = {"x": self.x, "init": self.init}
-        with self._naming_cycles():
+        try:
             results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame)
+        except StructureError as error:
+            self._name_cycle(error)
+            raise
         mine = results if self.rounds is None else results[self.rounds * self.graph.num_vertices :]
         tree = self._pushed_by_rows(mine, seen.ids, trees)
         at = range(len(mine)) if self.at is None else self.at.tolist()

@@ -7,6 +7,7 @@ batches are merged and planned in numpy.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 from array import array
@@ -55,30 +56,45 @@ def keep(numbers: Sequence[int], digest: bytes, children: Ints, offsets: Ints, k
     return Kept(made.to_bytes(8, sys.byteorder))
 
 
-def collect(graphs: tuple[Keepable, ...]) -> array[int] | None:
-    """The addresses of graphs that are kept; None where some are not, or are no graphs."""
-    if not graphs or not isinstance(graphs[0], Keepable) or not _can_collect():
+_ITEMS, _SLOT, _DATA = tuple.__basicsize__, object.__basicsize__, bytes.__basicsize__ - 1
+_TOTALS = bytes(8 * 8)
+
+
+def collect(graphs: tuple[Any, ...]) -> KeptGraphs | None:
+    """Graphs that are kept, found in their memory, one after the other; None where some are not, or are no graphs.
+
+    Asking Python for each takes ten times as long, where the memory is far away.
+    """
+    count = len(graphs)
+    if not count or not isinstance(graphs[0], Keepable) or not _can_collect():
         return None
-    return _collect(graphs)
-
-
-def _collect(graphs: tuple[Any, ...]) -> array[int] | None:
-    """From their memory, one after the other: asking Python for each takes ten times as long, where the memory is far away."""
-    places = array("q", bytes(8 * len(graphs)))
-    where = id(graphs) + tuple.__basicsize__, len(graphs), id(type(graphs[0])), object.__basicsize__, bytes.__basicsize__ - 1
-    return places if library().weft_collect(*where, places.buffer_info()[0]) else None
+    places, totals = array("q", bytes(8 * count)), array("q", _TOTALS)
+    where = id(graphs) + _ITEMS, count, id(type(graphs[0])), _SLOT, _DATA, places.buffer_info()[0], totals.buffer_info()[0]
+    return KeptGraphs(places, totals) if library().weft_collect(*where) else None
 
 
 @functools.cache
 def _can_collect() -> bool:
-    """Whether this Python's objects lie in memory as `_collect` takes it: tried out on two of them."""
-    if library() is None or sys.implementation.name != "cpython" or array("q").itemsize != 8:
+    """Whether this Python's objects lie in memory as `collect` takes it: tried out on one of them."""
+    if library() is None or sys.implementation.name != "cpython":
         return False
-    probes = (Keepable(), Keepable())
-    for number, probe in enumerate(probes):
-        probe._kept = (number + 7).to_bytes(8, sys.byteorder)  # type: ignore[assignment]
-    found = _collect(probes)
-    return found is not None and found.tolist() == [7, 8] and _collect((probes[0], Keepable())) is None
+    kept, probe, empty = b"address.", Keepable(), Keepable()
+    probe._kept, graphs = kept, (probe, empty)  # type: ignore[assignment]
+    wanted = {
+        id(graphs) + _ITEMS: id(probe),
+        id(probe) + _SLOT: id(kept),
+        id(probe) + _SLOT - 8: id(Keepable),
+        id(empty) + _SLOT: None,
+    }
+    found = {place: ctypes.c_void_p.from_address(place).value for place in wanted}
+    return found == wanted and ctypes.string_at(id(kept) + _DATA, 8) == kept
+
+
+def kept_graphs(graphs: Sequence[Kept]) -> KeptGraphs:
+    """The same from what Python holds."""
+    places, totals = array("q", [graph.place for graph in graphs]), array("q", _TOTALS)
+    library().weft_totals(places.buffer_info()[0], len(places), totals.buffer_info()[0])
+    return KeptGraphs(places, totals)
 
 
 class KeptGraphs:
@@ -86,12 +102,10 @@ class KeptGraphs:
 
     __slots__ = ("count", "device", "digest", "edges", "kinds", "place", "places", "slots", "types", "vertices")
 
-    def __init__(self, places: array[int]) -> None:
-        numbers = array("q", bytes(64))
+    def __init__(self, places: array[int], totals: array[int]) -> None:
         self.places, self.count, self.place = places, len(places), places.buffer_info()[0]
-        library().weft_totals(self.place, self.count, numbers.buffer_info()[0])
-        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, _, _ = numbers
-        self.digest = numbers[6:].tobytes()
+        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, _, _ = totals
+        self.digest = totals[6:].tobytes()
 
     def __del__(self, library: Callable[[], Any] = library) -> None:
         library().weft_release(self.place, self.count)
@@ -162,7 +176,7 @@ def plan_graphs(program: GraphProgram, policy: str, max_rows: int | None, starte
     graphs, kinds = program.graphs, described(program.types)
     if kinds is None or not graphs.vertices:
         return None
-    sizes = array("q", (0, 0))
+    sizes = array("q", (0, 0, 0))
     work = library().weft_plan_graphs(
         graphs.place,
         graphs.count,

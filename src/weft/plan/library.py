@@ -20,12 +20,12 @@ TEXTS = ("work.c", "order.c", "rows.c", "tables.c", "gathers.c", "plan.c", "retu
 NUMBER, POINTER = ctypes.c_long, ctypes.c_void_p
 FUNCTIONS = {
     "weft_plan": (POINTER, (NUMBER, NUMBER, NUMBER, *[POINTER] * 5, NUMBER, NUMBER, POINTER)),
-    "weft_fill": (ctypes.c_int, (POINTER, POINTER)),
+    "weft_fill": (ctypes.c_int, (POINTER, POINTER, POINTER)),
     "weft_returns_room": (NUMBER, (POINTER,)),
     "weft_returns": (ctypes.c_int, (POINTER, POINTER, NUMBER)),
     "weft_graph": (POINTER, (POINTER,) * 5),
     "weft_release": (None, (POINTER, NUMBER)),
-    "weft_collect": (ctypes.c_int, (POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER)),
+    "weft_collect": (ctypes.c_int, (POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER)),
     "weft_totals": (None, (POINTER, NUMBER, POINTER)),
     "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 3)),
     "weft_program": (NUMBER, (POINTER, NUMBER, NUMBER, *[POINTER] * 5)),

@@ -7,22 +7,21 @@ the same plan or raises what is to be raised. A plan comes back as one array of 
 from __future__ import annotations
 
 import functools
-import time
 from array import array
 
 import numpy as np
 
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, is_plain, library
-from weft.plan.plan import Group, Plan, Read, Return, ValueClass
+from weft.plan.plan import Plan, Return
+from weft.plan.shape import KINDS, shape_of
 
-KINDS = ("slots", "sum", "edges")
 POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
 
-# How many numbers tell where a plan's tables are, and how long the entries of these are, as in `c/tables.c` and `c/returns.c`.
-HEADER, OF_GROUP, OF_OUTPUT, OF_CLASS, OF_READ = 17, 6, 4, 4, 13
+# Which of the first numbers of a plan tell how far a device reads, and where the tables of groups and reads are; how long the
+# entries of these are, and what is read of them: as in `c/tables.c` and `c/returns.c`.
 DEVICE_END, AT_GROUPS, AT_READS = 7, 8, 16
-STEP_TABLE, READ_OWNERS = 5, 11
+OF_GROUP, STEP_TABLE, OF_READ, READ_OWNERS = 6, 5, 13, 11
 BACK_HEADER, OF_BACK, BACK_DEVICE_END = 4, 10, 1
 
 
@@ -33,7 +32,7 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
     arrays = [program.type, program.ptr, program.src] + ([] if program.out is None else [program.out])
     if kinds is None or not all(map(is_plain, arrays)):
         return None
-    sizes = array("q", (0, 0))
+    sizes = array("q", (0, 0, 0))
     work = made.weft_plan(
         program.num_nodes,
         program.num_arguments,
@@ -50,16 +49,30 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
 
 def finished(work: int, program: Program, policy: str, max_rows: int | None, sizes: array[int], started: float) -> Plan | None:
     """The plan that C has begun; None where it gives up."""
-    total, table = sizes
-    buffer = np.empty(total, dtype=np.int32)
-    if not library().weft_fill(work, address(buffer)):
+    buffer = np.empty(sizes[0], dtype=np.int32)
+    if not library().weft_fill(work, address(buffer), sizes.buffer_info()[0]):
         return None
-    return _plan(program, policy, max_rows, buffer, buffer[:table].tolist(), started)
+    at_shape, at_views, end = sizes
+    shape = shape_of(buffer[at_shape:at_views].tobytes())
+    return shape.plan(program, policy, max_rows, buffer, buffer[at_views:end].tolist(), started)
+
+
+_described: dict[int, tuple[tuple[NodeType, ...], Ints | None]] = {}
+MOST_DESCRIBED = 256
+
+
+def described(types: tuple[NodeType, ...]) -> Ints | None:
+    """Node types as one array; None for ports that are not sound. Mostly they are the very types of the last call."""
+    found = _described.get(id(types))
+    if found is None or found[0] is not types:
+        if len(_described) >= MOST_DESCRIBED:
+            _described.clear()
+        found = _described[id(types)] = types, _as_array(types)
+    return found[1]
 
 
 @functools.lru_cache(maxsize=256)
-def described(types: tuple[NodeType, ...]) -> Ints | None:
-    """Node types as one array; None for ports that are not sound."""
+def _as_array(types: tuple[NodeType, ...]) -> Ints | None:
     ports = [port for kind in types for port in kind.ports]
     if not all(port.kind in KINDS and port.positions and min(port.positions) >= 0 for port in ports):
         return None
@@ -71,51 +84,6 @@ def described(types: tuple[NodeType, ...]) -> Ints | None:
     return np.array([*outputs, *port_ptr, *numbers, *position_ptr, *positions], dtype=np.int32)
 
 
-def _plan(program: Program, policy: str, max_rows: int | None, buffer: Ints, table: list[int], started: float) -> Plan:
-    """Views of the arrays that C has filled in, under their names."""
-    groups, pieces, classes, reads, types, at_row, at_steps, _ = table[:AT_GROUPS]
-    at_groups, at_group_types, at_rows, at_counts, _, at_outputs, at_classes, _, at_reads = table[AT_GROUPS:HEADER]
-    apart = -(-pieces // 4) * 4
-    step_type, lo, hi = (buffer[at : at + pieces] for at in range(at_steps, at_steps + 3 * apart, apart))
-    made_groups = []
-    for at in range(at_groups, at_groups + groups * OF_GROUP, OF_GROUP):
-        cyclic, types_from, types_to, first, last, _ = table[at : at + OF_GROUP]
-        members = tuple(table[at_group_types + types_from : at_group_types + types_to])
-        made_groups.append(Group(members, bool(cyclic), step_type[first:last], lo[first:last], hi[first:last]))
-    counts = table[at_counts : at_counts + types]
-    rows = tuple([buffer[at : at + count] for at, count in zip(table[at_rows : at_rows + types], counts, strict=True)])
-    members_of: list[list[tuple[int, int]]] = [[] for _ in range(classes)]
-    places: dict[tuple[int, int], int] = {}
-    for at in range(at_outputs, at_classes, OF_OUTPUT):
-        type, number, of_class, place = table[at : at + OF_OUTPUT]
-        members_of[of_class].append((type, number))
-        places[type, number] = place
-    class_of = {member: number for number, members in enumerate(members_of) for member in members}
-    class_row = {member: buffer[places[member] : places[member] + counts[member[0]]] for member in class_of}
-    made_classes = tuple(
-        [
-            ValueClass(tuple(members), table[at], bool(table[at + 1]))
-            for members, at in zip(members_of, range(at_classes, at_classes + classes * OF_CLASS, OF_CLASS), strict=True)
-        ]
-    )
-    starts = range(at_reads, at_reads + reads * OF_READ, OF_READ)
-    made_reads = tuple([_read(buffer, table[at : at + OF_READ], counts[table[at]]) for at in starts])
-    row, seconds = buffer[at_row : at_row + program.num_nodes], time.perf_counter() - started
-    plan = Plan(
-        program, policy, tuple(made_groups), rows, row, made_classes, class_of, class_row, made_reads, seconds, max_rows
-    )
-    plan._derived["buffer"], plan._derived["table"] = buffer, table
-    return plan
-
-
-def _read(buffer: Ints, entry: list[int], rows: int) -> Read:
-    type, port, kind, width, value_class, _, recurrent, length, pieces, at_index, at_offsets, _, at = entry
-    offsets = buffer[at_offsets : at_offsets + rows + 1] if at_offsets else None
-    index, cut = buffer[at_index : at_index + length], at + pieces + 1
-    bounds, slices = buffer[at:cut], buffer[cut : cut + pieces]
-    return Read(type, port, KINDS[kind], width, value_class, bool(recurrent), index, offsets, bounds, slices)
-
-
 def device_parts(plan: Plan, training: bool) -> list[Ints]:
     """What a device reads of a plan and its returns, each in one piece; nothing of plans that were not made in C."""
     buffer, back = plan._derived.get("buffer"), plan._derived.get("returns buffer") if training else None
@@ -125,21 +93,21 @@ def device_parts(plan: Plan, training: bool) -> list[Ints]:
 
 def step_table_natively(plan: Plan, number: int) -> Ints | None:
     """The table of a group's steps that a kernel reads, one line after the other; None for plans that were not made in C."""
-    buffer, table, group = plan._derived.get("buffer"), plan._derived.get("table"), plan.groups[number]
-    if not isinstance(buffer, np.ndarray) or not isinstance(table, list) or not group.cyclic:
+    buffer, group = plan._derived.get("buffer"), plan.groups[number]
+    if not isinstance(buffer, np.ndarray) or not group.cyclic:
         return None
-    at = table[table[AT_GROUPS] + number * OF_GROUP + STEP_TABLE]
+    at = int(buffer[buffer[AT_GROUPS] + number * OF_GROUP + STEP_TABLE])
     width = 5 + 2 * sum([plan.program.types[t].outputs for t in group.types])
     return buffer[at : at + group.steps * width]
 
 
 def owners_natively(plan: Plan, number: int) -> Ints | None:
     """The row that each edge of read `number` belongs to; None for plans that were not made in C."""
-    buffer, table = plan._derived.get("buffer"), plan._derived.get("table")
-    if not isinstance(buffer, np.ndarray) or not isinstance(table, list):
+    buffer = plan._derived.get("buffer")
+    if not isinstance(buffer, np.ndarray) or plan.reads[number].kind != "edges":
         return None
-    at = table[table[AT_READS] + number * OF_READ + READ_OWNERS]
-    return buffer[at : at + len(plan.reads[number].index)] if plan.reads[number].kind == "edges" else None
+    at = int(buffer[buffer[AT_READS] + number * OF_READ + READ_OWNERS])
+    return buffer[at : at + len(plan.reads[number].index)]
 
 
 def returns_natively(plan: Plan) -> dict[tuple[int, int, int], Return] | None:

@@ -101,8 +101,14 @@ class PlanCache:
 
     def get(self, key: Hashable, make: Callable[[], object]) -> object:
         found = self._plans.get(key)
-        if found is None:
-            found = make()
+        return self.add(key, make() if found is None else found)
+
+    def find(self, key: Hashable) -> object | None:
+        """The plan, if it is kept."""
+        return self._plans.get(key)
+
+    def add(self, key: Hashable, found: object) -> object:
+        """Keep a plan, or let it stay: it is the one that was used last."""
         with _lock:
             if key not in self._plans:
                 self._plans[key] = found

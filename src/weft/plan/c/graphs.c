@@ -1,7 +1,7 @@
 /* Base graphs that are kept, and batches of them: parts.py. What a batch needs of a graph lies in one piece of memory; what only
    depends on the graph and on how a model sees it, its levels above all, is found once and kept with the graph: a *view*. */
 
-enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 4 };
+enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 12 };
 enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, DIGEST, OF_TOTALS = DIGEST + 2 };
 
 enum { PAIR_READER, PAIR_PRODUCER, OF_PAIR }; /* a type, or a port, and a type that feeds it */
@@ -20,10 +20,9 @@ typedef struct View {
 /* Kinds of vertices: twice the type, and one more if there are no children. `kinds` is the set of those that occur, all ones if
    there are kinds beyond it. Equal numbers mean equal names of types, and equal devices. */
 typedef struct {
-    int64_t n, m, edges, types, device;
+    i32 n, m, edges, types, device, owners; /* owners: Python's graph, and batches that it is part of */
     uint64_t digest[2], kinds;
     View *views;
-    long owners; /* Python's graph, and batches that it is part of */
     i32 arrays[];
 } Graph;
 
@@ -32,16 +31,15 @@ static const i32 *kinds_of(const Graph *g) { return g->arrays + g->m + g->n + 1;
 
 Graph *weft_graph(const int64_t *numbers, const char *digest, const i32 *children, const i32 *offsets, const i32 *kinds) {
     int64_t n = numbers[0], m = numbers[1];
-    Graph *g = malloc(sizeof(Graph) + (m + 2 * n + 1) * sizeof(i32));
+    size_t size = sizeof(Graph) + (m + 2 * n + 1) * sizeof(i32);
+    Graph *g = aligned_alloc(LINE, (size + LINE - 1) / LINE * LINE); /* what every batch reads is in one line of memory */
     if (!g) return NULL;
-    memset(g, 0, sizeof(Graph));
-    memcpy(g, numbers, 5 * sizeof(int64_t));
+    *g = (Graph){n, m, numbers[2], numbers[3], numbers[4], 1, {0}, 0, NULL};
     memcpy(g->digest, digest, sizeof(g->digest));
     memcpy(g->arrays, children, m * sizeof(i32));
     memcpy(g->arrays + m, offsets, (n + 1) * sizeof(i32));
     memcpy(g->arrays + m + n + 1, kinds, n * sizeof(i32));
     for (long v = 0; v < n; v++) g->kinds |= (uint32_t)kinds[v] < MOST_KINDS ? (uint64_t)1 << kinds[v] : UINT64_MAX;
-    g->owners = 1;
     return g;
 }
 
@@ -57,20 +55,6 @@ void weft_release(Graph *const *graph, long count) {
         }
         free(g);
     }
-}
-
-/* The graphs that Python objects hold: each object, of type `type`, holds at `slot` an object, in which the address of the graph is at
-   `data`. Returns 0 if one is of another type or holds none. Where everything lies has been tried out: `plan/graphs.py`. */
-int weft_collect(char *const *object, long count, const char *type, long slot, long data, Graph **graph) {
-    for (long i = 0; i < count; i++) {
-        __builtin_prefetch(object[i + 2 * AHEAD < count ? i + 2 * AHEAD : i] + slot);
-        if (i + AHEAD < count) __builtin_prefetch(*(char **)(object[i + AHEAD] + slot) + data);
-        char *held = *(char **)(object[i] + slot);
-        if (*(char **)(object[i] + slot - sizeof(char *)) != type || !held) return 0;
-        memcpy(graph + i, held + data, sizeof(Graph *));
-        __builtin_prefetch(graph[i]);
-    }
-    return 1;
 }
 
 /* What a batch of graphs is, in a few numbers: -1 where types or devices are not alike. The graphs have an owner more. */
@@ -89,6 +73,21 @@ void weft_totals(Graph *const *graph, long count, int64_t *totals) {
         __builtin_prefetch(g->views);
     }
     totals[DIGEST] = low, totals[DIGEST + 1] = high;
+}
+
+/* The graphs that Python objects hold: each object, of type `type`, holds at `slot` an object, in which the address of the graph is at
+   `data`. Returns 0 if one is of another type or holds none, else finds totals. Where things lie has been tried out: graphs.py. */
+int weft_collect(char *const *object, long count, const char *type, long slot, long data, Graph **graph, int64_t *totals) {
+    for (long i = 0; i < count; i++) {
+        __builtin_prefetch(object[i + 2 * AHEAD < count ? i + 2 * AHEAD : i] + slot);
+        if (i + AHEAD < count) __builtin_prefetch(*(char **)(object[i + AHEAD] + slot) + data);
+        char *held = *(char **)(object[i] + slot);
+        if (*(char **)(object[i] + slot - sizeof(char *)) != type || !held) return 0;
+        memcpy(graph + i, held + data, sizeof(Graph *));
+        __builtin_prefetch(graph[i]);
+    }
+    weft_totals(graph, count, totals);
+    return 1;
 }
 
 /* The arrays of all graphs as those of one: vertices and slots count on from graph to graph. */

@@ -6,7 +6,7 @@ static int measure(Work *w, int64_t *sizes) {
     find_pieces(w);
     find_outputs(w);
     find_sizes(w);
-    sizes[0] = w->total, sizes[1] = w->table;
+    sizes[0] = w->total;
     return w->total <= INT32_MAX;
 }
 
@@ -38,8 +38,9 @@ Work *weft_plan(long n, long m, long types, const i32 *kinds, const i32 *type, c
     return measure(w, sizes) ? w : (release(w), NULL);
 }
 
-/* Complete a plan in `plan`, which has room for it, and let the work go. Returns 0 if it had to be given up. */
-int weft_fill(Work *w, i32 *plan) {
+/* Complete a plan in `plan`, which has room for it, and let the work go. `sizes` gets where its shape and its views are told. Returns 0
+   if it had to be given up. */
+int weft_fill(Work *w, i32 *plan, int64_t *sizes) {
     if (setjmp(w->give_up)) return release(w), 0;
     Gather *gathers = list_gathers(w);
     if (!w->met) find_meetings(w, gathers);
@@ -57,6 +58,9 @@ int weft_fill(Work *w, i32 *plan) {
     next = fill_gathers(w, plan, gathers, place, next);
     plan[DEVICE_END] = fill_step_tables(w, plan, next) - plan;
     fill_cuts(w, plan, gathers, host);
+    i32 *views = fill_shape(w, plan, plan + plan[AT_SHAPE]), *end = fill_views(w, plan, views);
+    plan[AT_VIEWS] = views - plan, plan[TABLE_END] = end - plan;
+    sizes[0] = plan[AT_SHAPE], sizes[1] = plan[AT_VIEWS], sizes[2] = plan[TABLE_END];
     release(w);
     return 1;
 }

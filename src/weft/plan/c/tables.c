@@ -2,7 +2,7 @@
    reads, up to DEVICE_END. Every array starts at a multiple of four numbers. */
 
 enum { GROUPS, PIECES, CLASSES, READS, TYPES, ROW, STEPS, DEVICE_END, AT_GROUPS, AT_GROUP_TYPES, AT_ROWS, AT_COUNTS, AT_OUTPUT_FIRST,
-       AT_OUTPUTS, AT_CLASSES, AT_SPANS, AT_READS, HEADER };
+       AT_OUTPUTS, AT_CLASSES, AT_SPANS, AT_READS, AT_SHAPE, AT_VIEWS, TABLE_END, HEADER };
 enum { CYCLIC, TYPES_FROM, TYPES_TO, PIECES_FROM, PIECES_TO, STEP_TABLE, OF_GROUP };
 enum { OUT_TYPE, OUT_NUMBER, OUT_CLASS, OUT_ROWS, OF_OUTPUT };
 enum { CLASS_ROWS, HAS_EMPTY, SPANS_FROM, SPANS_TO, OF_CLASS };
@@ -48,8 +48,10 @@ static void find_sizes(Work *w) {
     }
     for (long group = 0; group < w->groups; group++)
         if (w->cyclic[group]) device += padded((w->piece_first[group + 1] - w->piece_first[group]) * table_width(w, group));
+    long shape = 4 + 2 * w->groups + w->types + 4 * w->num_outputs + 7 * w->reads;
+    long views = 2 * (1 + 3 * w->groups + w->types + w->num_outputs + 4 * w->reads) + w->num_outputs;
     w->table = padded(HEADER + OF_GROUP * w->groups + w->group_ptr[w->groups] + 3 * w->types + 1 + w->reads * OF_READ
-                      + w->num_outputs * (OF_OUTPUT + OF_CLASS + OF_SPAN));
+                      + w->num_outputs * (OF_OUTPUT + OF_CLASS + OF_SPAN) + shape + views);
     w->device = w->table + device, w->total = w->device + host;
 }
 
@@ -65,6 +67,7 @@ static i32 *fill_tables(Work *w, i32 *plan) {
     places[AT_CLASSES] = places[AT_OUTPUTS] + OF_OUTPUT * w->num_outputs;
     places[AT_SPANS] = places[AT_CLASSES] + OF_CLASS * w->num_outputs;
     places[AT_READS] = places[AT_SPANS] + OF_SPAN * w->num_outputs;
+    places[AT_SHAPE] = places[AT_READS] + OF_READ * w->reads;
     memset(plan, 0, w->table * sizeof(i32));
     memcpy(plan, places, sizeof(places));
     for (long g = 0; g < w->groups; g++) {
@@ -176,6 +179,52 @@ static i32 *fill_step_tables(Work *w, i32 *plan, i32 *next) {
             column += 2 * w->outputs[t];
         }
         next += padded(width * pieces);
+    }
+    return next;
+}
+
+/* What plans may have in common: groups, their types, who is in which class, what reads what. Returns what follows. */
+static i32 *fill_shape(const Work *w, const i32 *plan, i32 *next) {
+    const i32 *output = plan + plan[AT_OUTPUTS], *read = plan + plan[AT_READS];
+    *next++ = w->groups, *next++ = plan[CLASSES], *next++ = w->num_outputs, *next++ = w->reads;
+    for (long group = 0; group < w->groups; group++) {
+        i32 many = w->group_ptr[group + 1] - w->group_ptr[group];
+        *next++ = w->cyclic[group], *next++ = many;
+        memcpy(next, w->group_types + w->group_ptr[group], many * sizeof(i32)), next += many;
+    }
+    for (long o = 0; o < w->num_outputs; o++, output += OF_OUTPUT)
+        *next++ = output[OUT_TYPE], *next++ = output[OUT_NUMBER], *next++ = output[OUT_CLASS];
+    for (long c = 0; c < plan[CLASSES]; c++) *next++ = plan[plan[AT_CLASSES] + c * OF_CLASS + HAS_EMPTY];
+    for (long at = 0; at < w->reads; at++, read += OF_READ) {
+        i32 made[] = {read[READ_TYPE], read[READ_PORT], read[READ_KIND], read[READ_WIDTH], read[READ_CLASS], read[RECURRENT],
+                      read[READ_OFFSETS] > 0};
+        memcpy(next, made, sizeof(made)), next += 7;
+    }
+    return next;
+}
+
+static i32 *add_view(i32 *next, long at, long count) {
+    next[0] = at, next[1] = at + count;
+    return next + 2;
+}
+
+/* How many rows each class has, then where each array begins and ends: the row of each node; the steps of each group; the nodes of
+   each type; the class rows of each output; the index, the offsets, the bounds and the slices of each read. */
+static i32 *fill_views(const Work *w, const i32 *plan, i32 *next) {
+    const i32 *output = plan + plan[AT_OUTPUTS], *read = plan + plan[AT_READS];
+    for (long c = 0; c < plan[CLASSES]; c++) *next++ = plan[plan[AT_CLASSES] + c * OF_CLASS + CLASS_ROWS];
+    next = add_view(next, plan[ROW], w->n);
+    for (long group = 0; group < w->groups; group++)
+        for (long column = 0; column < 3; column++)
+            next = add_view(next, plan[STEPS] + column * padded(w->pieces) + w->piece_first[group],
+                            w->piece_first[group + 1] - w->piece_first[group]);
+    for (long t = 0; t < w->types; t++) next = add_view(next, plan[plan[AT_ROWS] + t], w->count[t]);
+    for (long o = 0; o < w->num_outputs; o++, output += OF_OUTPUT) next = add_view(next, output[OUT_ROWS], w->count[output[OUT_TYPE]]);
+    for (long at = 0; at < w->reads; at++, read += OF_READ) {
+        next = add_view(next, read[READ_INDEX], read[READ_LENGTH]);
+        next = add_view(next, read[READ_OFFSETS], w->count[read[READ_TYPE]] + 1);
+        next = add_view(next, read[READ_BOUNDS], read[READ_PIECES] + 1);
+        next = add_view(next, read[READ_BOUNDS] + read[READ_PIECES] + 1, read[READ_PIECES]);
     }
     return next;
 }

@@ -13,6 +13,8 @@
 
 typedef int32_t i32;
 
+enum { LINE = 64 }; /* bytes that memory fetches at once */
+
 enum { SLOTS, SUM, EDGES };
 enum { CONDENSE, DEPTH, AGENDA };
 
@@ -82,8 +84,7 @@ static i32 *filled(Work *w, size_t count, i32 value) {
 
 /* Memory that is about to be read or written here and there: fetched line after line, which is much faster. */
 static void approach(const i32 *from, long count) {
-    enum { LINE = 64 / sizeof(i32) };
-    for (long at = 0; at < count; at += LINE) __builtin_prefetch(from + at, 1);
+    for (long at = 0; at < count; at += LINE / sizeof(i32)) __builtin_prefetch(from + at, 1);
 }
 
 /* The work for a program of these types. */
