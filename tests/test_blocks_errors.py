@@ -333,8 +333,8 @@ def test_the_trace_of_a_deep_example_is_short() -> None:
 
 def test_a_type_that_nothing_determines() -> None:
     with pytest.raises(weft.TypeMismatch) as caught:
-        (wb.Map(wb.Vector(3)) >> wb.Fold(wb.Concat() >> nn.Linear(6, 3))).eval_one([])
-    assert str(caught.value) == "Cannot determine output type for Pipe[1]/<wb.Fold>; say it with set_output_type"
+        (wb.Map(wb.Scalar()) >> wb.RNN(wb.Function(lambda x, state: (x, state)))).eval_one([])
+    assert str(caught.value) == "Cannot determine output type for Pipe[1]/<wb.RNN>; say it with set_output_type"
 
 
 TYPED: list[tuple[Any, Any, type[Exception], str]] = [

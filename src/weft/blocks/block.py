@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -149,8 +150,15 @@ class Block(SharedModule, metaclass=_Construction):
     def _known(self, side: str) -> ResultType:
         type = self._types[side]
         if type is None:
-            raise TypeMismatch(f"Cannot determine {side} type for {self._path()}; say it with set_{side}_type")
+            raise TypeMismatch(f"Cannot determine {side} type for {self._path()}; {self._how_to_say(side)}")
         return type
+
+    def _how_to_say(self, side: str) -> str:
+        """What to do where a type cannot be found."""
+        return f"say it with set_{side}_type"
+
+    def _guess(self) -> None:
+        """Before the code is written: set a type that follows from nothing, but that there is only one good choice for."""
 
     def _differs(self, side: str, ours: ResultType, theirs: ResultType) -> TypeMismatch:
         """Types that disagree: what the block takes and what comes in, or what it gives and what is needed of it."""
@@ -229,6 +237,16 @@ class Block(SharedModule, metaclass=_Construction):
             if known == name:
                 return part
         return super().__getattr__(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """All blocks that this one reaches are made first and filled afterwards, however deep they are nested."""
+        reached = [part for _, part in self._reach() if isinstance(part, Block) and id(part) not in memo]
+        for part in reached:
+            memo[id(part)] = type(part).__new__(type(part))
+        for part in reached:
+            memo[id(part)].__setstate__(copy.deepcopy(part.__getstate__(), memo))
+        made: Self = memo[id(self)]
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)

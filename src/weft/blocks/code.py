@@ -96,6 +96,8 @@ def _write(root: Block, traced: bool) -> Code:
     _check_ends(reached)
     if root.input_type is None:
         _assume_objects(root)
+    for block in reached:
+        block._guess()
     for block in sorted(reached, key=lambda block: type(block).__name__ == "_Pipe"):
         for side in ("input", "output"):
             block._known(side)

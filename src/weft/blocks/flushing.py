@@ -43,7 +43,6 @@ class _Batch:
     """What one batch computed: every output of its calls, and where it is."""
 
     first: int
-    calls: int
     start: References
     """Number of the first output of each call."""
     groups: list[Group]
@@ -58,6 +57,8 @@ class History:
         self.root, self.code, self.builder, self.options = root, code, builder, options
         self.device, self.further = surroundings(code)
         self.batches: list[_Batch] = []
+        self.firsts: list[int] = []
+        """The first call of each of them."""
         self.done = {"calls": 0, "arguments": 0, "further": 0}
         self.rows_done: dict[tuple[int, int], int] = {}
         self.kinds: list[int] = []
@@ -103,7 +104,8 @@ class History:
         group, row = np.empty(start[-1], np.int32), np.empty(start[-1], np.int32)
         for number, each in enumerate(groups):
             group[each.at], row[each.at] = number, np.arange(len(each.at))
-        self.batches.append(_Batch(first, len(new), start, groups, group, row))
+        self.batches.append(_Batch(first, start, groups, group, row))
+        self.firsts.append(first)
 
     def _kind(self, number: int) -> Kind:
         return self.code.kinds.known[number]
@@ -136,8 +138,9 @@ class History:
         pieces: list[Tensor] = []
         places: list[Any] = []
         numbers, outputs = refs >> OUTPUT_BITS, refs & LOW
-        for batch in self.batches:
-            here = np.flatnonzero((numbers >= batch.first) & (numbers < batch.first + batch.calls))
+        source = np.searchsorted(np.array(self.firsts), numbers, "right") - 1
+        for at in np.unique(source).tolist():
+            batch, here = self.batches[at], np.flatnonzero(source == at)
             wanted = batch.start[numbers[here] - batch.first] + outputs[here]
             for group in np.unique(batch.group[wanted]).tolist():
                 mine = batch.group[wanted] == group

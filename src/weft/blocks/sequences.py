@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from weft.blocks.block import Block
 from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Value, Writing, element_of
-from weft.blocks.inference import bad_type, set_type
+from weft.blocks.inference import bad_type, inferring, set_type
 from weft.blocks.leaves import check_has_zeros, zeros_of
 from weft.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, SequenceType, TupleType, VoidType
 from weft.errors import TypeMismatch
@@ -116,6 +117,16 @@ class Fold(Block):
         if self.input_type is None and isinstance(combine.input_type, TupleType):
             if isinstance(combine.input_type[1], PyObjectType):
                 set_type(self, "input", PyObjectType())
+
+    def _guess(self) -> None:
+        """A state of the items' type, if that is what comes out of combining it with an item."""
+        if self.output_type is None and self.input_type is not None and len(self.subblocks) == 1:
+            with suppress(Exception), inferring():  # where it does not fit, all types are as they were
+                set_type(self, "output", items_of(self, self.input_type))
+
+    def _how_to_say(self, side: str) -> str:
+        start = "" if side == "input" else "give Fold a start, as in Fold(combine, Zeros([3])), or "
+        return start + super()._how_to_say(side)
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         type, given = self._known("output"), self._known("input")
