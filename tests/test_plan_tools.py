@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import subprocess
 import sys
 from collections import Counter
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 import weft.nn
+from plan_parts import Fold, Given, Size, chains, two_trees, two_types_on_a_cycle
 from weft.graph.ops import PRODUCTS
 from weft.tools.planned import Planned
 
@@ -28,64 +26,9 @@ CONTRACT = (
 ).split()
 
 
-class Fold(weft.VertexFunction):
-    """One matrix product over the first child, the second one added."""
-
-    def __init__(self, d: int = 4) -> None:
-        super().__init__(state={"h": (d,)})
-        self.first = nn.Linear(d, d)
-
-    def forward(self, v: Any) -> None:
-        h = torch.tanh(self.first(v.gather(0)["h"]) + v.gather(1)["h"])
-        v.scatter(h=h)
-        v.push(h)
-
-
-class Given(weft.VertexFunction):
-    """Hands its input row on."""
-
-    def __init__(self, d: int = 4) -> None:
-        super().__init__(state={"h": (d,)})
-
-    def forward(self, v: Any) -> None:
-        v.scatter(h=v.pull())
-
-
-class Size(weft.VertexFunction):
-    """How many vertices are below and at each."""
-
-    def __init__(self) -> None:
-        super().__init__(state={"n": ()})
-
-    def forward(self, v: Any) -> None:
-        v.scatter(n=1 + v.gather().sum("n"))
-
-
-def two_types_on_a_cycle() -> tuple[weft.VertexFunction, weft.Graph, torch.Tensor]:
-    model = weft.Typed({"a": Fold(), "b": Fold(), "leaf": Given()})
-    graph = weft.Graph([[], [0], [1, 0], [2, 2], [3, -1], [0, 4]], types=["leaf", "a", "b", "a", "a", "b"])
-    return model, graph, torch.ones(6, 4)
-
-
-def two_trees() -> tuple[weft.VertexFunction, weft.Graph, torch.Tensor]:
-    """A tree of three leaves and one of two."""
-    trees = [
-        weft.Graph([[], [], [0, 1], [], [2, 3]], types=["leaf", "leaf", "node", "leaf", "node"]),
-        weft.Graph([[], [], [0, 1]], types=["leaf", "leaf", "node"]),
-    ]
-    return weft.nn.NaryTreeLSTM(8, 16, classes=5), weft.Graph.batch(trees), torch.ones(8, 8)
-
-
-def chains() -> tuple[weft.VertexFunction, weft.Graph, torch.Tensor]:
-    return weft.nn.LSTM(3, 4), weft.Graph.batch([weft.Graph.chain(n) for n in (4, 6, 2)]), torch.ones(12, 3)
-
-
 def timeless(planned: Planned) -> str:
     planned.record_s, planned.plan_s = 0.0021, 0.00034
     return planned.explain()
-
-
-# Numbers.
 
 
 def test_stats_have_all_promised_keys_and_are_plain_numbers() -> None:
@@ -216,8 +159,6 @@ def test_gathers_are_those_that_the_engine_does(case: str, others: int) -> None:
         model(graph, x, backend="eager")  # kernels gather by themselves
     assert calls.names["index_select"] == numbers["gathers"] + others
 
-
-# Text.
 
 TWO_TREES = """\
 NaryTreeLSTM: 2 examples, 8 nodes, 6 edges, 2 types, 3 levels
@@ -354,88 +295,6 @@ def test_repr_is_one_line() -> None:
     assert repr(weft.plan(*two_trees())) == (
         "<plan of NaryTreeLSTM: examples=2, nodes=8, types=2, levels=3, batches=4, lower_bound=4, gathers=4, gathers_avoided=0>"
     )
-
-
-# Page and trace.
-
-
-class Tags(HTMLParser):
-    """Checks that tags nest, and collects them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: Counter[str] = Counter()
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.seen[tag] += 1
-        if tag not in ("meta",):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self.seen[tag] += 1
-
-
-def page_of(planned: Planned, folder: Path) -> str:
-    planned.to_html(folder / "plan.html")
-    return (folder / "plan.html").read_text(encoding="utf-8")
-
-
-def test_the_page_is_complete_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
-    planned = weft.plan(*two_trees())
-    page = page_of(planned, tmp_path)
-    tags = Tags(page)
-    assert tags.seen["section"] == 4 and tags.seen["svg"] == 1
-    assert tags.seen["rect"] == planned.stats()["batches"] == 4
-    assert not re.search(r"(src|href)=|url\(|@import|<script|https?:", page)
-    assert "prefers-color-scheme: dark" in page
-    assert "step 2: rows 2 to 2 (1)" in page and "before, once: rows 0 to 4 (5)" in page
-
-
-def test_names_given_by_users_are_escaped(tmp_path: Path) -> None:
-    model = weft.Typed({"<script>x</script>": Fold(), "leaf & co": Given()})
-    planned = weft.plan(model, weft.Graph([[], [0, 0]], types=["leaf & co", "<script>x</script>"]), torch.ones(2, 4))
-    for text in (page_of(planned, tmp_path), planned._repr_html_()):
-        assert "<script" not in text and "&lt;script&gt;x&lt;/script&gt;" in text and "leaf &amp; co" in text
-        Tags(text)
-
-
-def test_a_long_plan_is_drawn_with_a_bounded_number_of_bars(tmp_path: Path) -> None:
-    planned = weft.plan(Size(), weft.Graph.chain(5000))
-    page = page_of(planned, tmp_path)
-    assert planned.stats()["batches"] == 5000
-    assert 200 < Tags(page).seen["rect"] < 300 and len(page) < 100_000
-
-
-def test_the_fragment_for_notebooks_is_smaller() -> None:
-    planned = weft.plan(*two_trees())
-    fragment = planned._repr_html_()
-    assert fragment.startswith("<div class='weft-plan'>") and "<section" not in fragment and "<svg" in fragment
-    Tags(fragment)
-
-
-def test_the_trace_has_a_slice_for_every_batch(tmp_path: Path) -> None:
-    planned = weft.plan(*two_trees())
-    planned.to_perfetto(tmp_path / "plan.json")
-    trace = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert [(event["name"], event["pid"], event["ts"], event["dur"]) for event in slices] == [
-        ("before", 1, 0, 5),
-        ("step 1", 2, 5, 2),
-        ("step 2", 2, 7, 1),
-        ("after", 2, 8, 3),
-    ]
-    names = {event["args"].get("name") for event in trace["traceEvents"] if event["ph"] == "M"}
-    assert {"group 1 (once)", "group 2 (on a cycle)", "NaryTreeLSTM.leaf (no children)", "NaryTreeLSTM.node"} <= names
-    assert trace["otherData"]["batches"] == "4"
-
-
-# Calling.
 
 
 @pytest.mark.parametrize(
