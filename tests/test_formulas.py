@@ -57,7 +57,17 @@ CALLS: dict[Any, list[tuple[Any, ...]]] = {
     aten.addcdiv.default: [("a", "b", "c")],
     aten.lerp.Scalar: [("a", "b", 0.3), ("a", "b", 0.8)],
     aten.lerp.Tensor: [("a", "b", "c")],
-    aten.pow.Tensor_Scalar: [("a", 2), ("a", 3), ("a", -1), ("p", 0.5), ("p", -0.5), ("p", 1.7), ("a", 0)],
+    aten.pow.Tensor_Scalar: [
+        ("a", 2),
+        ("a", 3),
+        ("a", -1),
+        ("p", 0.5),
+        ("p", -0.5),
+        ("a", 1.7),
+        ("a", -2.5),
+        ("a", 8),
+        ("a", 0),
+    ],
     aten.pow.Scalar: [(2.0, "a"), (0.7, "a")],
     aten.log.default: [("a",), ("p",)],
     aten.sigmoid_backward.default: [("a", "b")],
@@ -185,3 +195,15 @@ def test_what_has_no_formula_in_this_form_has_none() -> None:
         Value("out", aten.masked_fill.Scalar, (a, a, torch.nan), {}, SHAPE, torch.float32),
     ):
         assert formulas.formula(value, lambda one: one.name) is None
+
+
+@pytest.mark.parametrize("power", [9, 10, -9, torch.inf])
+def test_other_powers_are_left_to_torch(power: float) -> None:
+    """The logarithm of a negative number is none, but its whole powers are numbers."""
+    value = Value("y", aten.pow.Tensor_Scalar, (Value("x", None, shape=SHAPE, dtype=torch.float64), power), {}, SHAPE)
+    assert not ctext.has_formula(value)
+
+
+def test_one_to_any_power_is_left_to_torch() -> None:
+    value = Value("y", aten.pow.Scalar, (1.0, Value("x", None, shape=SHAPE, dtype=torch.float64)), {}, SHAPE)
+    assert not ctext.has_formula(value)

@@ -36,19 +36,19 @@ def _known(text: str) -> float | None:
 
 def _power(a: str, exponent: str) -> str | None:
     power = _known(exponent)
-    if power is None:
+    if power is None or not math.isfinite(power):
         return None
-    if power == int(power) and 1 <= abs(power) <= 8:
-        text = " * ".join([a] * int(abs(power)))
-        return f"({text})" if power > 0 else f"1 / ({text})"
+    if power == int(power):
+        text = " * ".join([a] * int(abs(power))) or "R(1.0)"
+        return None if abs(power) > 8 else f"({text})" if power >= 0 else f"1 / ({text})"
     if abs(power) == 0.5:
         return f"sqrt_({a})" if power > 0 else f"1 / sqrt_({a})"
-    return f"exp_({exponent} * log_({a}))" if power else "R(1.0)"
+    return f"exp_({exponent} * log_(pick_({a} == R(-inf), R(inf), {a})))"
 
 
 def _power_of(base: str, a: str) -> str | None:
     number = _known(base)
-    return f"exp_({a} * R({math.log(number)!r}))" if number is not None and number > 0 else None
+    return f"exp_({a} * R({math.log(number)!r}))" if number not in (None, 1, math.inf) and number > 0 else None
 
 
 def _softplus(a: str, beta: str = "1", threshold: str = "20") -> str:
