@@ -172,7 +172,7 @@ def test_in_triton(op: Any, arguments: tuple[Any, ...], dtype: torch.dtype) -> N
     value, values, tensors, expected = call(op, arguments, dtype)
     assert kernels_have(value)
     out = torch.empty_like(expected)
-    fused([value], values, [value])(out.shape[0], *tensors, out)
+    fused([value], values, [value]).go(out.shape[0], *tensors, out)
     assert_same(out, expected, dtype)
 
 
