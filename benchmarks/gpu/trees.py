@@ -91,9 +91,10 @@ class Hand:
 
 def hand_step(model: NaryTreeLSTM, forward: Callable[[Batch], Tensor]) -> Callable[[Batch], None]:
     """Forward and backward; the gradients start from nothing."""
+    parameters = list(model.parameters())
 
     def step(batch: Batch) -> None:
-        model.zero_grad()
+        without_gradients(parameters)
         forward(batch).backward(batch.by_level)
 
     return step
@@ -101,13 +102,20 @@ def hand_step(model: NaryTreeLSTM, forward: Callable[[Batch], Tensor]) -> Callab
 
 def weft_step(model: NaryTreeLSTM, **options: object) -> Callable[[Batch], None]:
     """Merging cached graphs, planning, the copy to the device, forward and backward."""
+    parameters = list(model.parameters())
 
     def step(batch: Batch) -> None:
         forget_plans(model)
-        model.zero_grad()
+        without_gradients(parameters)
         model(weft.Graph.batch(batch.graphs), batch.x, **options).backward(batch.gradient)
 
     return step
+
+
+def without_gradients(parameters: Sequence[Tensor]) -> None:
+    """As optimisers do it, with parameters that they know: to find those of a module takes a while."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def forget_plans(model: weft.VertexFunction) -> None:

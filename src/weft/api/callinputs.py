@@ -46,7 +46,7 @@ class CallInputs:
         self.x, self.edges = x, edges
         n = graph.num_vertices
         self.x_leaves = check.rows(x, n, f"{self.name}: x", "vertices")
-        self.edge_leaves = check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
+        self.edge_leaves = [] if edges is None else check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
         first, own_dtype = check.leading(model)
         fed = [*self.x_leaves, *self.edge_leaves, *(init or {}).values()]
         self.device = check.one_device(self.name, first, fed, graph.device)

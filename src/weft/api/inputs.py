@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,23 +53,24 @@ def _place(nest: Any, number: int) -> str:
     return keystr(tree_flatten_with_path(nest)[0][number][0])
 
 
-def parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters in torch's order; those of shared modules come again. For the first one torch itself takes long."""
-    modules = [model]
+def leading(model: nn.Module) -> tuple[list[nn.Parameter], torch.dtype | None]:
+    """The first parameter, if there is one, and the type of the first that holds floating-point numbers.
+
+    In torch's order; torch itself takes long to find the first one.
+    """
+    first: list[nn.Parameter] = []
+    modules: list[nn.Module | None] = [model]
     while modules:
         module = modules.pop()
-        yield from [parameter for parameter in module._parameters.values() if parameter is not None]
-        modules += [child for child in reversed(module._modules.values()) if child is not None]
-
-
-def leading(model: nn.Module) -> tuple[list[nn.Parameter], torch.dtype | None]:
-    """The first parameter, if there is one, and the type of the first that holds floating-point numbers."""
-    first: list[nn.Parameter] = []
-    for parameter in parameters(model):
-        if not first:
-            first.append(parameter)
-        if parameter.is_floating_point():
-            return first, parameter.dtype
+        if module is None:
+            continue
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                first = first or [parameter]
+                if parameter.is_floating_point():
+                    return first, parameter.dtype
+        if module._modules:
+            modules += reversed(module._modules.values())
     return first, None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import call, is_, itemgetter
+from operator import attrgetter, call, is_, itemgetter
 from typing import Any
 
 import torch
@@ -231,6 +231,9 @@ def _take_back(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
     return changed
 
 
+_contents = attrgetter("cell_contents")
+
+
 class Guards:
     """Settings and objects as they were at some time, compared at every call: one C call per dictionary that they live in."""
 
@@ -249,26 +252,32 @@ class Guards:
         self.known, self.known_sizes = known, sizes
         by_dict: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
         others: dict[tuple[int, Any], tuple[Place, Any]] = {}
+        cells: dict[int, tuple[types.CellType, Any]] = {}
         for (container, key), value in known:
             if isinstance(container, dict):
                 by_dict.setdefault(id(container), (container, {}))[1][key] = value
+            elif isinstance(container, _Closure):
+                cells[id(container.cell)] = container.cell, value
             else:
-                others[id(container.cell if isinstance(container, _Closure) else container), key] = (container, key), value
+                others[id(container), key] = (container, key), value
         self.others = list(others.values())
+        self.cells = [cell for cell, _ in cells.values()]
         each = {id(sized): (sized, size) for sized, size in sizes}.values()
         self.sized, self.sizes = [sized for sized, _ in each], [size for _, size in each]
         self.containers = [container for container, _ in by_dict.values()]
         # At least two keys, so that the answer is always a tuple.
         self.getters: list[Callable[[Any], Any]] = [itemgetter(*keys, next(iter(keys))) for _, keys in by_dict.values()]
         self.expected = [value for _, keys in by_dict.values() for value in (*keys.values(), next(iter(keys.values())))]
+        self.expected += [value for _, value in cells.values()]
+
+    def _now(self) -> Iterator[Any]:
+        return chain(chain.from_iterable(map(call, self.getters, self.containers)), map(_contents, self.cells))
 
     def hold(self) -> bool:
         try:
-            if not all(map(is_, chain.from_iterable(map(call, self.getters, self.containers)), self.expected)):
-                now = chain.from_iterable(map(call, self.getters, self.containers))
-                if not all(map(_same, now, self.expected)):
-                    return False
-        except KeyError:
+            if not all(map(is_, self._now(), self.expected)) and not all(map(_same, self._now(), self.expected)):
+                return False
+        except (KeyError, ValueError):
             return False
         if list(map(len, self.sized)) != self.sizes:
             return False

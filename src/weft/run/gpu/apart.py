@@ -16,7 +16,7 @@ from weft.run.gpu.recipe import Writer
 from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import step_rows
 from weft.run.gpu.sweep import comes_apart
-from weft.run.gpu.table import widest
+from weft.run.gpu.table import step_sizes
 from weft.run.split import Piece
 
 aten = torch.ops.aten
@@ -39,7 +39,8 @@ def rows_apart(writer: Writer, text: TypeText, number: int, piece: Piece) -> int
     if not _fits(writer, text, piece):
         return None
     least = rates(writer.indices.device).rows(operations(piece))
-    return least if writer.ask(("apart", number, least), lambda indices: widest(indices.plan, number) >= least) else None
+    some = writer.ask(("apart", number, least), lambda indices: max(step_sizes(indices.plan, number)) >= least)
+    return least if some else None
 
 
 def _fits(writer: Writer, text: TypeText, piece: Piece) -> bool:
@@ -47,7 +48,7 @@ def _fits(writer: Writer, text: TypeText, piece: Piece) -> bool:
     outputs = {name[0] for name in text.code.role.exchanged}
     values = [*piece.takes, *piece.gives]
     return (
-        writer.ask(("comes apart", type), lambda indices: comes_apart(indices.plan, type))
+        comes_apart(writer.indices.plan, type)  # all plans of a recipe have one shape
         and all(text.class_range(output) for output in outputs)
         and all(value.rows is None or value.row_dim == 0 for value in values)
     )

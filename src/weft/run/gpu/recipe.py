@@ -117,12 +117,16 @@ class Writer:
 
 
 _NAME = re.compile(r"\bx\d+\b")
+_VIEW = re.compile(r"(x\d+) = x\d+\.(?:narrow|view)\([^()]*\)$")
 
 
 def _letting_go(lines: Sequence[str], results: str) -> list[str]:
-    """The lines, each followed by a `del` of the variables that are not used any more."""
+    """The lines, each followed by a `del` of the variables that are not used any more; views that nobody uses are left out."""
     kept, found = set(_NAME.findall(results)), list[str]()
     for line in reversed(lines):
+        made = _VIEW.match(line)
+        if made is not None and made[1] not in kept:
+            continue
         last = [name for name in dict.fromkeys(_NAME.findall(line)) if name not in kept]
         kept.update(last)
         if last:

@@ -9,13 +9,16 @@ Every line fills the columns of its own type only.
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
 
 from weft.graph.program import Ints
 from weft.plan.native import step_table_natively
-from weft.plan.plan import Group, Plan
+from weft.plan.plan import Plan
 
 FIXED = 5
 
@@ -71,35 +74,33 @@ def stretches(plan: Plan, number: int, backward: bool = False, apart: int | None
     """
     key = ("stretches", number, apart)
     if key not in plan._derived:
-        plan._derived[key] = _make_stretches(plan.groups[number], apart)
+        plan._derived[key] = _make_stretches(step_sizes(plan, number), apart)
     found = cast(list[Stretch], plan._derived[key])
     return found[::-1] if backward else found
 
 
-def _make_stretches(group: Group, apart: int | None) -> list[Stretch]:
-    sizes = group.step_hi - group.step_lo
+def _make_stretches(sizes: Sequence[int], apart: int | None) -> list[Stretch]:
     limits, names = _limits(NARROW, WIDE, apart)
-    width = limits.searchsorted(sizes, "right")
-    ends = [*((width[1:] != width[:-1]).nonzero()[0] + 1).tolist(), group.steps]
-    begins = [0, *ends[:-1]]
-    found = [(begin, end, names[width[begin]]) for begin, end in zip(begins, ends, strict=True)]
+    width = [bisect_right(limits, size) for size in sizes]
+    begins = [at for at, (before, now) in enumerate(pairwise((-1, *width))) if before != now]
+    found = [(begin, end, names[width[begin]]) for begin, end in pairwise((*begins, len(sizes)))]
     if len(found) <= MOST_STRETCHES or any(name == "apart" for _, _, name in found):
         return found
-    return [(0, group.steps, names[int(limits.searchsorted(sizes.mean(), "right"))])]
+    return [(0, len(sizes), names[bisect_right(limits, sum(sizes) / len(sizes))])]
 
 
 @functools.cache
-def _limits(narrow: int, wide: int, apart: int | None) -> tuple[Ints, tuple[str, ...]]:
+def _limits(narrow: int, wide: int, apart: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """From how many rows on a step has the next width, and the names of the widths."""
     limits = [(at, name) for at, name in ((narrow, "middling"), (wide, "wide")) if apart is None or at < apart]
     limits += [] if apart is None else [(apart, "apart")]
-    return np.array([at for at, _ in limits], dtype=np.int32), ("narrow", *(name for _, name in limits))
+    return tuple([at for at, _ in limits]), ("narrow", *(name for _, name in limits))
 
 
-def widest(plan: Plan, number: int) -> int:
-    """The rows of a group's widest step."""
-    key = ("widest", number)
+def step_sizes(plan: Plan, number: int) -> list[int]:
+    """The rows of each step of a group."""
+    key = ("step sizes", number)
     if key not in plan._derived:
         group = plan.groups[number]
-        plan._derived[key] = int((group.step_hi - group.step_lo).max(initial=0))
-    return cast(int, plan._derived[key])
+        plan._derived[key] = (group.step_hi - group.step_lo).tolist()
+    return cast(list[int], plan._derived[key])
