@@ -1,0 +1,88 @@
+"""What recipes are made of: lines, questions and facts, allocations, launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from weft.run.gpu import launch
+from weft.run.gpu.launch import Quick, allocator, fresh_text
+from weft.run.gpu.recipe import Writer, _letting_go
+
+
+def test_variables_are_let_go_and_views_that_nobody_uses_are_not_made() -> None:
+    lines = ["x1 = fresh((3,), (1,), torch.int32)", "x2 = x1.narrow(0, f1, f0)", "x3 = x1.view(3)", "x4 = call(x3)"]
+    assert _letting_go(lines, "x1") == [lines[0], lines[2], lines[3], "del x4, x3"]
+
+
+@pytest.mark.parametrize("sizes", [(5,), (5, 3), (2, 5, 3), ("n", 3), (2, "2 * n", 3), ()])
+def test_allocations_are_laid_out_as_torch_does(sizes: tuple[Any, ...]) -> None:
+    made: list[Any] = []
+    eval(fresh_text(sizes, torch.float32), {"fresh": lambda *given: made.extend(given), "torch": torch, "n": 4})
+    shape, strides, dtype = made
+    expected = torch.empty(shape, dtype=dtype)
+    assert strides == expected.stride()
+    assert allocator(torch.device("cpu"))(shape, strides, dtype).shape == expected.shape
+
+
+def test_what_one_recipe_asked_the_next_one_does_not_ask_again() -> None:
+    asked: list[str] = []
+
+    def question(name: str) -> Any:
+        return lambda indices: asked.append(name) or name
+
+    nothing: Any = None
+    first = Writer(nothing)
+    first.ask("a", question("a"))
+    first.say(f"{first.fact('one', question('fact one'))}")
+    before = first.recipe("tensors", "[]")
+    second = Writer(nothing, before)
+    assert second.ask("a", question("again")) == "a"
+    second.ask("b", question("b"))
+    second.say(second.fact("two", question("fact two")), second.fact("one", question("fact one again")))
+    after = second.recipe("tensors", "[]")
+    asked.clear()
+    facts = before.facts(nothing)
+    assert after.suits(nothing)
+    assert after.facts(nothing, facts) == ("fact two", "fact one")
+    assert asked == ["fact one", "b", "fact two"]
+
+
+right = Quick._written
+
+
+class _Kernel:
+    """Stands for a compiled kernel: notes what it is launched with."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+        self.slowly: list[int] = []
+        self.compiled = {(None, True, (7,)): self.ready}
+        self.fixed = {self.ready: ("function", "how")}
+
+    def ready(self, *given: Any) -> None:
+        self.launched.append(given)
+
+    def launch(self, programs: int, device: torch.device, arguments: Any, constants: Any) -> None:
+        self.slowly.append(programs)
+
+
+def test_a_kernel_writes_its_own_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It falls back to the general way for memory that is not aligned, and where there is nothing to do."""
+    kernel: Any = _Kernel()
+    quick = Quick(kernel, 2, "-(-n0 // 4)", (7,))
+    rows = torch.zeros(16)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 99, raising=False)
+    monkeypatch.setattr(launch.Quick, "_written", lambda self, index, many: right(self, -1, many))
+    kernel.compiled[-1, True, (7,)] = kernel.ready
+    quick.go(9, 5, rows, rows[4:])
+    assert kernel.slowly == [3]
+    quick.go(9, 5, rows, rows[4:])
+    at = rows.data_ptr()
+    assert kernel.launched == [(3, 1, 1, 99, "function", "how", 9, 5, at, at + 16, 7)]
+    quick.go(9, 5, rows, rows[1:])
+    quick.go(0, 5, rows, rows)
+    assert kernel.slowly == [3, 3, 0]
+    assert len(kernel.launched) == 1
