@@ -87,3 +87,17 @@ def test_nothing_to_plan() -> None:
     with pytest.raises(weft.TypeMismatch) as error:
         weft.plan(3, [1])
     assert str(error.value) == "weft.plan: expected a model, a block or a function, got int"
+
+
+def test_plans_carry_the_names_that_users_gave() -> None:
+    rows = wb.Map(wb.Vector(2)) >> wb.Sum()
+    named = wb.Reduce(wb.Function(torch.add), name="total").set_input_type(wb.SequenceType(wb.TensorType([2])))
+    x = torch.ones(2, 2)
+
+    def twice(x: Any) -> Any:
+        return x * 2
+
+    cases = [(rows, [[[1.0, 2.0]]], "Pipe"), (weft.batched(rows), [[[1.0, 2.0]]], "Pipe")]
+    cases += [(weft.batched(nn.Tanh()), x, "Tanh"), (twice, x, "twice"), (weft.batched(twice), x, "twice")]
+    cases += [(named, [[[1.0, 2.0], [3.0, 4.0]]], "total")]
+    assert [weft.plan(fn, given).explain().split(":")[0] for fn, given, _ in cases] == [name for *_, name in cases]

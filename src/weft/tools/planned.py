@@ -151,9 +151,17 @@ def plan_recorded(fn: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) ->
     started = time.perf_counter()
     seen = observe(lambda: net(*inputs, **keywords))
     seconds = time.perf_counter() - started
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = _shown_name(fn)
     if seen is None:
         raise StructureError(f"weft.plan: {name}: nothing is computed for these inputs, so there is nothing to plan")
     plan_s = 0.0 if seen.cached else seen.call.plan.seconds
     count = len(inputs[0]) if inputs and hasattr(inputs[0], "__len__") else 1
     return Planned(name, seen.call, count, seconds - plan_s, plan_s, seen.cached, seen.call.plan.max_rows, seen.final)
+
+
+def _shown_name(fn: Any) -> str:
+    """What the user calls it: the name of a block, a function, or the class of a module, batched or not."""
+    fn = getattr(fn, "one_example", fn)
+    fn = fn.fn if isinstance(fn, Batched | BatchedModule) else fn
+    name = fn.name if hasattr(fn, "eval_one") else getattr(fn, "__name__", type(fn).__name__)
+    return str(name)
