@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from weft.cc import build, compiler
-from weft.graph.logsigmoid import log_sigmoid_backward
-from weft.graph.tape import Rows, Value
+from weft.graph.logsigmoid import log_sigmoid_backward, without_buffers
+from weft.graph.tape import Rows, Tape, Value
 from weft.run import ctext, formulas
 from weft.run.gpu.formulas import has_formula as kernels_have
 from weft.run.gpu.launch import has_triton, interpreted
@@ -207,3 +208,13 @@ def test_other_powers_are_left_to_torch(power: float) -> None:
 def test_one_to_any_power_is_left_to_torch() -> None:
     value = Value("y", aten.pow.Scalar, (1.0, Value("x", None, shape=SHAPE, dtype=torch.float64)), {}, SHAPE)
     assert not ctext.has_formula(value)
+
+
+def test_the_buffer_of_logsigmoid_is_not_read_whatever_its_size() -> None:
+    """On a GPU it is empty, and has no rows."""
+    g, x = (Value(name, None, (), {}, SHAPE, torch.float32) for name in "gx")
+    both = Value("both", aten.log_sigmoid_forward.default, (x,))
+    y, buffer = (Value(f"y{i}", operator.getitem, (both, i), {}, shape, torch.float32) for i, shape in enumerate((SHAPE, (0,))))
+    back = Value("back", aten.log_sigmoid_backward.default, (g, x, buffer), {}, SHAPE, torch.float32)
+    without_buffers(Tape({("g",): g, ("x",): x}, [both, y, buffer, back], {("y",): y, ("back",): back}))
+    assert (y.args, back.args) == ((x,), (g, x))

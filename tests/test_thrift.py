@@ -13,6 +13,7 @@ import weft
 import weft.nn
 from weft.run.gpu.execution import GpuExecution
 from weft.run.gpu.launch import has_triton, interpreted
+from weft.run.gpu.totals import column_sums
 
 pytestmark = [
     pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
@@ -152,3 +153,22 @@ def test_gradients_of_other_outputs_alone_find_what_was_kept() -> None:
         expected = gradients(model, model(graph, x, backend="reference")[key])
         for _ in range(2):
             assert_same(gradients(model, model(graph, x, backend="triton")[key]), expected)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 63, 127, 1000, 1025])
+def test_sums_over_rows_take_no_memory_but_their_result(rows: int) -> None:
+    x = torch.randn(rows, 300, dtype=torch.float64)
+    with Allocations() as made:
+        found = column_sums(x)
+    assert [shape for shape in made.shapes if 0 not in shape] == [(1, 300)]
+    assert torch.allclose(found, x.sum(0, keepdim=True), rtol=0, atol=1e-12)
+
+
+def test_gradients_of_wide_biases_are_such_sums() -> None:
+    graph, x = chains()
+    model = weft.nn.LSTM(3, 64).double()
+    expected = gradients(model, model(graph, x, backend="eager"))
+    assert_same(gradients(model, model(graph, x, backend="triton")), expected)
+    codes = [code for kept in model.__dict__["_weft"].cells.values() for cell in kept for code in cell.codes.values()]
+    sums = [code.codes["sums"].source for code in codes if code.role.backend == "triton" and "sums" in code.codes]
+    assert sums and all("column_sums(" in source and "torch.sum(" not in source for source in sums)

@@ -17,7 +17,6 @@ import torch
 
 from weft.graph import ops
 from weft.graph.joins import join_slice_gradients
-from weft.graph.logsigmoid import without_buffers
 from weft.graph.segments import segment_sum
 from weft.graph.strided import strided, strided_scatter
 from weft.graph.tape import Tape, Value, operands, prune, replace
@@ -37,7 +36,6 @@ _ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.
 def simplify(tape: Tape) -> None:
     """Apply all peepholes, in place."""
     _absent_gradients(tape)
-    without_buffers(tape)
     _rewrite(tape)
     prune(tape)
     join_slice_gradients(tape)

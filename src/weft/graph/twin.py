@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import TraceError
 from weft.graph import ops
+from weft.graph.logsigmoid import without_buffers
 from weft.graph.strided import order_in_memory
 from weft.graph.tape import Name, Rows, Tape, Value, operands, prune
 
@@ -109,6 +110,7 @@ def _merge(
         else:
             tape.values.append(value)
     prune(tape)
+    without_buffers(tape)
     _check_products(tape)
     _check_row_order(tape)
     _check_rows_apart(tape)

@@ -21,6 +21,7 @@ from weft.run.gpu.formulas import PRELUDE, has_formula
 from weft.run.gpu.job import Job, Tile
 from weft.run.gpu.launch import Kernel, Quick, allocator, fresh_text
 from weft.run.gpu.memory import Memory
+from weft.run.gpu.totals import adds_up_rows, column_sums
 from weft.run.gpu.units import NotExpressible, Units
 from weft.run.rowview import cuts_rows, place_of, reads_in_place, row_width
 from weft.run.split import Piece
@@ -30,9 +31,9 @@ aten = torch.ops.aten
 
 
 def emit_triton(piece: Piece, stores: Iterable[Value], leave_out: Iterable[Value] = ()) -> Code | None:
-    """The piece with its pointwise operations fused; None where nothing can be fused."""
+    """The piece with its pointwise operations fused, and sums by kernels of their own; None where there are none of either."""
     emitter = _TritonEmitter(piece, tuple(stores), tuple(leave_out))
-    if not emitter.fusable:
+    if not emitter.fusable and not any(adds_up_rows(value) for value in piece.values):
         return None
     code = emitter.code()
     return replace(code, fused=frozenset(value.name for value in piece.values if id(value) in emitter.fusable))
@@ -62,6 +63,12 @@ class _TritonEmitter(Emitter):
         super().__init__(piece, stores, True, leave_out)
         self.fusable = {id(value) for value in self.piece.values if fuses(value)}
         self.runs = self._runs()
+
+    def _call(self, value: Value) -> str:
+        if adds_up_rows(value):
+            self.space["column_sums"] = column_sums
+            return f"column_sums({self.name(value.args[0])})"
+        return super()._call(value)
 
     def _new(self, value: Value) -> str:
         takes, into = self.parameters

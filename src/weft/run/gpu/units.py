@@ -60,6 +60,8 @@ IN_OTHER_WORDS = {
 
 def tells(value: Value) -> str:
     """An operation in the user's words: as it is called in a cell, not as PyTorch calls it inside."""
+    if getattr(value.target, "in_context", False):
+        return "a cell that runs by plain vmap"
     packet = getattr(value.target, "overloadpacket", value.target)
     name = str(getattr(packet, "__name__", packet)).removesuffix("_data")
     derivative = name.endswith("_backward")
