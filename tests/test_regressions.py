@@ -124,6 +124,16 @@ def test_one_tensor_scattered_under_two_keys() -> None:
     assert_equivalent(Cell(code, ("h", "c")), GRAPH, rows())
 
 
+def test_an_input_that_is_pushed_and_multiplies_what_is_gathered() -> None:
+    def code(m: Any, v: Any) -> None:
+        first, second = v.pull()
+        h = torch.tanh(m.w(first) + second * v.gather().sum("h"))
+        v.scatter(h=h)
+        v.push((second, h))
+
+    assert_equivalent(Cell(code), GRAPH, (rows(), rows().flip(0)))
+
+
 def test_an_infinite_recurrent_weight_shows_at_leaves() -> None:
     model = Cell(lambda m, v: give(v, torch.tanh(m.w(v.pull()) + m.u(v.gather(0)["h"]))))
     with torch.no_grad():

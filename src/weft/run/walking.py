@@ -126,13 +126,14 @@ def run_piece(run: TypeRun, code: Code, places: Mapping[str, Tensor]) -> None:
     if walk is None or not walk.alone(max(run.rows, run.edges)) or watched():
         run.run_whole(code, places)
         return
+    given = [run.whole(value) for value in walk.takes]  # first: what is handed on has the same name as what is given
     places = dict(places)
     for value in walk.into:
         if value.name not in places:
             places[value.name] = run.store[value.name] = torch.empty(run.shape(value), dtype=value.dtype)
     bounds = None if run.bag is None else run.indices.seg(run.bag)[1].int()
     into = [places[value.name] for value in walk.into]
-    walk_rows(walk, [run.whole(value) for value in walk.takes], into, run.rows, run.edges, bounds, run.code.spare)
+    walk_rows(walk, given, into, run.rows, run.edges, bounds, run.code.spare)
     for value, base in walk.views:
         run.store[value.name] = run.whole(base).t()
 
