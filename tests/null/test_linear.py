@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+import weft
+from weft.api.structure import ONE_TYPE, Seen, tree_program
 from weft.graph.program import NodeType, Port, Program, merge
 from weft.plan.schedule import schedule
 
@@ -85,3 +87,30 @@ def test_planning_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = [seconds_to_pass(nodes[at], rng) for at in (-3, -1)]
     tail = float(np.log(times[-1] / passes[1] / (times[-3] / passes[0])) / np.log(nodes[-1] / nodes[-3]))
     assert tail <= 0.3, (list(zip(nodes, times, strict=True)), passes)
+
+
+def test_merging_and_planning_kept_graphs_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for batches of graphs that were planned before, as later epochs bring them."""
+    rng = np.random.default_rng(0)
+    programs = [random_tree(int(leaves), rng) for leaves in np.clip(rng.normal(19, 9, 300), 2, 52)]
+    trees = [weft.Graph((program.src, program.ptr)) for program in programs]
+    mean = sum(tree.num_vertices for tree in trees) / len(trees)
+    nodes, times = [], []
+    with unverified(monkeypatch):
+        for size, repeats in zip((1_000, *SIZES), (1, *REPEATS), strict=True):
+            chosen = [trees[i] for i in rng.integers(len(trees), size=1 + int(size / mean))]
+            nodes.append(sum(tree.num_vertices for tree in chosen))
+            times.append(seconds_to_batch(chosen, repeats))
+    slope = float(np.polyfit(np.log(nodes[1:]), np.log(times[1:]), 1)[0])
+    assert slope <= 1.1, list(zip(nodes, times, strict=True))
+
+
+def seconds_to_batch(trees: list[weft.Graph], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.process_time()
+        batch = weft.Graph.batch(trees)
+        plan = schedule(tree_program(batch, TYPES, Seen(batch, ONE_TYPE), False))
+        times.append(time.process_time() - started)
+        assert plan.program.num_nodes == batch.num_vertices
+    return float(np.median(times))

@@ -40,7 +40,7 @@ _pointer, _HEAD = POINTER.from_address, object.__basicsize__
 def library() -> Any:
     """The compiled passes; None where the machine cannot have them."""
     path, probe = compiler(), np.zeros(2, dtype=np.int32)
-    if path is None or any(address(array) != array.ctypes.data for array in (probe, probe[1:])):
+    if path is None or ctypes.sizeof(POINTER) != 8 or any(address(array) != array.ctypes.data for array in (probe, probe[1:])):
         return None
     folder = Path(__file__).parent / "c"
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -42,7 +42,9 @@ class Planned:
     def __init__(
         self,
         name: str,
-        call: Call,
+        plan: Plan,
+        cells: dict[int, CompiledCell],
+        call: Callable[[], Call],
         examples: int,
         record_s: float,
         plan_s: float,
@@ -52,20 +54,12 @@ class Planned:
     ) -> None:
         self.name, self.examples, self.cached, self.max_rows, self.complete = name, examples, cached, max_rows, complete
         self.record_s, self.plan_s = record_s, plan_s
-        self._call = call
-
-    @property
-    def plan(self) -> Plan:
-        return self._call.plan
-
-    @property
-    def cells(self) -> dict[int, CompiledCell]:
-        return self._call.cells
+        self.plan, self.cells, self._call = plan, cells, call
 
     @cached_property
     def pieces(self) -> Pieces:
         """What would run, piece by piece."""
-        return Pieces.of(self._call)
+        return Pieces.of(self._call())
 
     def stats(self) -> dict[str, int | float]:
         """The numbers of the plan, as a flat dict."""
@@ -137,9 +131,13 @@ def _plan_vertices(
     vertices = VertexCall(model, graph, x, edges, rounds, init, Options.of(options), at)
     found, cells, tree, cached = vertices.plan()
     seconds = time.perf_counter() - started
-    call = vertices.engine_call(found, cells, tree, "eager")  # the plan is the same for every backend
     plan_s = 0.0 if cached else found.seconds
-    return Planned(vertices.name, call, graph.num_graphs, seconds - plan_s, plan_s, cached, vertices.options.max_rows)
+
+    def call() -> Call:
+        return vertices.engine_call(found, cells, tree, "eager")  # the plan is the same for every backend
+
+    times = seconds - plan_s, plan_s
+    return Planned(vertices.name, found, cells, call, graph.num_graphs, *times, cached, vertices.options.max_rows)
 
 
 def plan_recorded(fn: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Planned:
@@ -156,7 +154,8 @@ def plan_recorded(fn: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) ->
         raise StructureError(f"weft.plan: {name}: nothing is computed for these inputs, so there is nothing to plan")
     plan_s = 0.0 if seen.cached else seen.call.plan.seconds
     count = len(inputs[0]) if inputs and hasattr(inputs[0], "__len__") else 1
-    return Planned(name, seen.call, count, seconds - plan_s, plan_s, seen.cached, seen.call.plan.max_rows, seen.final)
+    call, times = seen.call, (seconds - plan_s, plan_s)
+    return Planned(name, call.plan, call.cells, lambda: call, count, *times, seen.cached, call.plan.max_rows, seen.final)
 
 
 def _shown_name(fn: Any) -> str:
