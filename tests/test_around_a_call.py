@@ -68,6 +68,18 @@ def test_one_row_says_nothing_about_how_several_lie(layout: str) -> None:
             assert torch.allclose(model(graph, x), model(graph, x, backend="reference"), rtol=0, atol=1e-12), (n, graph)
 
 
+def test_tensors_that_are_negated_by_a_flag_alone() -> None:
+    """As imaginary parts of conjugates are: what lies in memory has the other sign."""
+    model, leaves = Gates(), weft.Graph([[], []])
+    for _ in range(3):
+        x, weights = torch._neg_view(rows(2)).requires_grad_(), torch._neg_view(rows(2, 1))
+        found, expected = (model(leaves, x, backend=backend) for backend in ("auto", "reference"))
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+        results = [torch.autograd.grad(result, [x, model.a], weights) for result in (found, expected)]
+        for gradient, wanted in zip(*results, strict=True):
+            assert torch.allclose(gradient, wanted, rtol=0, atol=1e-12)
+
+
 def test_no_rows_at_all_may_be_asked_for_again_and_again() -> None:
     model, x = Gates(), rows(5).requires_grad_()
     for _ in range(3):

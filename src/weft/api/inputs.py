@@ -32,7 +32,7 @@ def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
             came = "a 0-d tensor" if leaf.dim() == 0 else f"{leaf.shape[0]} rows"
             rows = f"{count} rows, one for each of the graph's {of_what}"
             raise ShapeError(f"{what}{_place(nest, number)}: expected {rows}, got {came}")
-    return leaves
+    return [leaf.resolve_neg() if leaf.is_neg() else leaf for leaf in leaves]
 
 
 def no_transforms(name: str, model: nn.Module, tensors: Iterable[Tensor]) -> None:

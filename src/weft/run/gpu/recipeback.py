@@ -120,7 +120,10 @@ class BackText:
 
     def _give_some(self, at: int, wanted: Wanted) -> None:
         """Gradients of some rows of one type; the others' are zeros."""
-        (t,) = wanted.types(self.plan)
+        types = wanted.types(self.plan)
+        if len(types) != 1:
+            raise NoRecipe("rows of nodes of several types")
+        t = types[0]
         name, text = self.execution.call.cells[t].own_name(wanted.name), self.types[t]
         rows = self.writer.let(f"{self.writer.bind(SomeRows)}(chosen[{at}], grads[{at}], {text.n}).dense()")
         self.given.setdefault((t, name), []).append(Taken(rows))
