@@ -78,6 +78,17 @@ def test_structures_repeat_and_are_what_they_say(kind: str) -> None:
     assert len(different) > 1 or kind in ("single", "empty", "lonely", "star")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_structures_may_be_small(kind: str) -> None:
+    for size in (1, 2, 3, 4):
+        assert all(random_structure(seed, kind, size=size, types=2).num_vertices < 40 for seed in range(20))
+
+
+def test_structures_of_no_size() -> None:
+    with pytest.raises(weft.TypeMismatch, match=r"^size: expected a positive number of vertices, got 0$"):
+        random_structure(0, "tree", size=0)
+
+
 def test_unknown_kind() -> None:
     with pytest.raises(weft.TypeMismatch, match=r"kind: expected one of 'tree', 'binary tree', .* got 'ring'"):
         random_structure(0, "ring")

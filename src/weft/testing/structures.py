@@ -31,6 +31,8 @@ def random_structure(seed: int, kind: str | None = None, *, size: int = 16, type
         kind = str(random.choice([name for name in KINDS if name != "cyclic"]))
     if kind not in KINDS:
         raise TypeMismatch(f"kind: expected one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+    if size < 1:
+        raise TypeMismatch(f"size: expected a positive number of vertices, got {size!r}")
     if kind == "batch":
         parts = [name for name in KINDS if name not in ("batch", "cyclic")]
         count = int(random.integers(2, 6))
@@ -64,8 +66,8 @@ def _from_parents(parents: npt.NDArray[np.int64]) -> Lists:
 
 def _tree(random: Random, size: int) -> Lists:
     """Every vertex hangs below a later one, often the next: some deep, some bushy."""
-    n = int(random.integers(2, size + 1))
-    reach = int(random.integers(1, n))
+    n = int(random.integers(min(2, size), size + 1))
+    reach = int(random.integers(1, max(2, n)))
     parents = np.array([min(n - 1, v + 1 + int(random.integers(0, reach))) for v in range(n - 1)] + [-1])
     return _from_parents(parents)
 
@@ -86,13 +88,13 @@ def _chain(random: Random, size: int) -> Lists:
 
 def _dag(random: Random, size: int) -> Lists:
     """Children are any earlier vertices, so that many are shared."""
-    n = int(random.integers(2, size + 1))
+    n = int(random.integers(min(2, size), size + 1))
     return [random.permutation(v)[: int(random.integers(0, 4))].tolist() for v in range(n)]
 
 
 def _repeated(random: Random, size: int) -> Lists:
     """The same child in several slots of a vertex."""
-    n = int(random.integers(2, size + 1))
+    n = int(random.integers(min(2, size), size + 1))
     return [random.integers(0, v, int(random.integers(1, 5))).tolist() if v else [] for v in range(n)]
 
 
