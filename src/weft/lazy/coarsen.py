@@ -195,7 +195,7 @@ def rewritten(coarse: Coarse, recorded: Recorded, layout: Layout, wanted: Refere
 def _tables(coarse: Coarse, recorded: Recorded, heads: npt.NDArray[Any]) -> dict[tuple[int, int], Table]:
     """Fed data by call type: a block's feeds are those of its operations, in order."""
     parts: dict[tuple[int, int], list[tuple[int, Table]]] = {}
-    for head in np.unique(recorded.type[heads]).tolist():
+    for head in np.flatnonzero(np.bincount(recorded.type[heads])).tolist():
         feeds = [(t, i) for t in coarse.blocks[head] for i in _range(recorded, t)]
         for number, key in enumerate(feeds):
             parts.setdefault((int(coarse.number[head]), number), []).append((head, recorded.data[key]))

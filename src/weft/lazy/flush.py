@@ -52,16 +52,19 @@ class Flush:
         self.left, self.wanted = left, wanted
         if left is not None:
             self.recorded = left.others(self.recorded)
-            self.wanted = np.union1d(wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]], left.used)
+            wanted = np.append(wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]], left.used)
+            self.wanted = np.unique(wanted)
         self._find_handed()
         self._flags: Any = None
 
     def _find_handed(self) -> None:
         """Which results of earlier flushes are used, and where they are."""
         arguments = self.recorded.arguments
-        self.slots = np.unique(-arguments[arguments < 0] - 1)
-        self.handed = len(self.slots)
-        refs = map(self.tape.imported_refs.__getitem__, self.slots.tolist())
+        used = np.zeros(len(self.tape.imported_refs), bool)
+        used[-arguments[arguments < 0] - 1] = True
+        slots = np.flatnonzero(used).tolist()
+        self.handed, self.slot = len(slots), np.cumsum(used) - 1
+        refs = map(self.tape.imported_refs.__getitem__, slots)
         self.source, self.row = places_of(self.tape.results, refs)
         self.sources = np.flatnonzero(np.bincount(self.source)).tolist()
         self._check_given()
@@ -78,8 +81,7 @@ class Flush:
         imports, place = self._imports()
         # Merging adds the number of imports to every reference: it is taken off here from those that name imports.
         arguments, below = main.arguments.copy(), main.arguments < 0
-        used = np.searchsorted(self.slots, -arguments[below] - 1)
-        arguments[below] = (place[used] - self.handed) << OUTPUT_BITS
+        arguments[below] = (place[self.slot[-arguments[below] - 1]] - self.handed) << OUTPUT_BITS
         main = CallProgram(main.type, arguments, main.further, main.data)
         return [imports, main], wanted + (self.handed << OUTPUT_BITS)
 

@@ -73,8 +73,8 @@ class Leftover:
 
     @property
     def used(self) -> References:
-        """References of what runs now that is used by what is left."""
-        found: References = np.unique(self.refs[self.crosses])
+        """References of what runs now that is used by what is left, as often as it is used."""
+        found: References = self.refs[self.crosses]
         return found
 
     def others(self, recorded: Recorded) -> Recorded:
@@ -119,8 +119,8 @@ class Leftover:
         at = (ref - self.floor) // STEP
         return 0 <= at < len(self.left) and bool(self.left[at])
 
-    def put_back(self, earlier: list[Leftover]) -> None:
-        """After everything that the tape holds by now; `earlier` are those that were put back before."""
+    def put_back(self, all_left: list[Leftover], floors: Longs) -> None:
+        """After everything that the tape holds by now. `all_left` begin at `floors`; those before this one are back already."""
         tape = self.tape
         self.first, calls = tape.next, len(tape.type)
         tape.type += self.type
@@ -131,7 +131,7 @@ class Leftover:
             tape.data[number] += rows
         refs = np.empty(len(self.arguments), np.int64)
         refs[~self.handed_at] = self.moved(self.arguments[~self.handed_at])
-        refs[self.handed_at] = self._handed_in(earlier)
+        refs[self.handed_at] = self._handed_in(all_left, floors)
         tape.arguments += refs.tolist()
         tape.next = self.first + len(self.type) * STEP
         for value in self.values:
@@ -146,10 +146,9 @@ class Leftover:
         found: Longs = self.first + (self.number[at >> OUTPUT_BITS] << OUTPUT_BITS | at & LOW)
         return found
 
-    def _handed_in(self, earlier: list[Leftover]) -> Longs:
+    def _handed_in(self, all_left: list[Leftover], floors: Longs) -> Longs:
         """References to results of earlier flushes, and to what was left by them."""
         tape, found = self.tape, self.handed.copy()
-        floors = np.array([one.floor for one in earlier], np.int64)
         source = np.searchsorted(floors, self.handed, "right") - 1
         for at, ref in enumerate(self.handed.tolist()):
             if ref in tape.results:
@@ -159,7 +158,7 @@ class Leftover:
                     tape.imported_refs.append(ref)
                 found[at] = tape.imports[ref]
         for number in np.unique(source[source >= 0]).tolist():
-            found[source == number] = earlier[number].moved(self.handed[source == number])
+            found[source == number] = all_left[number].moved(self.handed[source == number])
         return found
 
 
@@ -185,9 +184,9 @@ def left_over(tape: Tape, busy: Container[int], needed: list[Value]) -> Leftover
 def _never_wait(tape: Tape) -> None:
     """What was left and is used again does not wait the next time."""
     for ref in tape.imported_refs:
-        for one in tape.left:
-            if ref not in tape.results and one.holds(ref):
-                tape.state.eager()[one.types[(ref - one.floor) // STEP]] = True
+        one = None if ref in tape.results else tape.left_at(ref)
+        if one is not None:
+            tape.state.eager()[one.types[(ref - one.floor) // STEP]] = True
 
 
 def put_back(tape: Tape) -> None:
@@ -203,8 +202,9 @@ def put_back(tape: Tape) -> None:
     bounds = tape.bounds
     tape.advance()
     tape.changed = {key: (tensor, name, calls + shift) for key, (tensor, name, calls) in changed.items()}
-    for number, one in enumerate(left):
-        one.put_back(left[:number])
+    floors = np.array([one.floor for one in left], np.int64)
+    for one in left:
+        one.put_back(left, floors)
     if bounds and (not tape.bounds or tape.bounds[-1][1] != bounds[-1][1]):
         tape.bound(bounds[-1][1])
 

@@ -1,12 +1,12 @@
 """Results of flushes, kept so that later calls can take them again.
 
 Results of one kind go into one *pool*, flush after flush, and whatever a flush takes of them is one gather. Gradients come back
-the same way: every take adds its rows into one buffer, and every flush gets its part of that buffer. A token that goes from
-node to node keeps the order:
+the same way: what was taken adds to one buffer, and every flush gets its part of that buffer. A token that goes from node to
+node keeps the order; backward, from the right to the left:
 
-    flush 1 -> put -> token -> take -> token -> put <- flush 2        backward: takes add to the buffer, puts read their part
-                               |                                                of it, from the right to the left
-                               rows for flush 2
+    flush 1 -> exchange -> token -> exchange <- flush 2        an exchange takes in what the last flush gave,
+                  |                    |                       and gives out what the next one needs
+                  rows for flush 2     rows for flush 3
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Rows:
     number = -1
     """Which source of its tape it is."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
+    def __init__(self, rows: Tensor, pool: Pool | None = None) -> None:
+        self.rows, self.pool = rows, pool
         self.kind = kind_of(rows.shape[1:], rows.dtype)
         self._rows: list[Tensor | None] | None = None
         self._numbers: list[Any] | None = None
@@ -44,6 +44,8 @@ class Rows:
         """One row as a tensor of its own: writing into it changes no other."""
         if self._rows is None:
             self._rows = [None] * len(self.rows)
+            if self.pool is not None:
+                self.pool.is_given_out = True
             self._parts = self.rows.unbind(0)
         found = self._rows[at]
         if found is None:
@@ -84,6 +86,9 @@ class Rows:
 class Pool:
     """Results of one kind from all flushes of a recording. `plain`: torch's own functions take them, as the reference does."""
 
+    is_given_out = False
+    """Whether some rows were given out as tensors."""
+
     def __init__(self, kind: Kind, plain: bool = False) -> None:
         self.kind, self.plain = kind, plain
         self.size = 0
@@ -97,7 +102,7 @@ class Pool:
     def add(self, rows: Tensor) -> int:
         """Results of one more flush; the row where they begin. Nothing is copied before some of them are taken."""
         first = self.size
-        self._parts.append(Rows(rows))
+        self._parts.append(Rows(rows, self))
         self._firsts.append(first)
         self.size += len(rows)
         return first
@@ -111,51 +116,45 @@ class Pool:
         return self._parts[at], row - self._firsts[at]
 
     def may_change(self) -> bool:
-        return any(part.may_change() for part in self._parts)
+        return self.is_given_out
 
     def take(self, index: Longs) -> Tensor:
         """Some rows, in this order; each at most once."""
         if self.plain:
             return Rows(torch.cat([part.rows for part in self._parts])).take(index)
-        self._fill()
-        assert self._buffer is not None
-        places = torch.from_numpy(index).to(self._buffer.device)
-        if self._token is None:
-            return self._buffer.index_select(0, places)
-        rows: Tensor
-        taken: Any = _Take
-        rows, self._token = taken.apply(self._ledger, self._buffer, places, self._token)
-        return rows
-
-    def _fill(self) -> None:
-        """Bring the results of the last flushes into the buffer."""
-        if self._filled == len(self._parts):
-            return
-        first = self._firsts[self._filled]
-        fresh = self._parts[self._filled :]
-        self._make_room(first, fresh[0].rows)
-        for part, start in zip(fresh, self._firsts[self._filled :], strict=True):
-            with torch.no_grad():
-                self._buffer[start : start + len(part.rows)] = part.rows  # type: ignore[index]
-            if part.rows.requires_grad and torch.is_grad_enabled():
-                self._put(start, part.rows)
-        self._filled = len(self._parts)
-        if self._ledger is not None:
-            self._ledger.size = self.size
-
-    def _make_room(self, filled: int, like: Tensor) -> None:
-        before = self._buffer
-        if before is not None and len(before) >= self.size:
-            return
-        self._buffer = torch.empty((max(2 * self.size, LEAST_ROWS), *like.shape[1:]), dtype=like.dtype, device=like.device)
-        if before is not None:
-            self._buffer[:filled] = before[:filled]
-
-    def _put(self, first: int, rows: Tensor) -> None:
+        buffer, trained = self._fill()
+        places = torch.from_numpy(index).to(buffer.device)
+        if self._token is None and not trained:
+            return buffer.index_select(0, places)
         if self._ledger is None:
             self._ledger = Ledger()
-        put: Any = _Put
-        self._token = put.apply(self._ledger, first, self._token, rows)
+        self._ledger.size = self.size
+        rows: Tensor
+        exchange: Any = _Exchange
+        firsts = [first for first, _ in trained]
+        rows, self._token = exchange.apply(self._ledger, buffer, places, firsts, self._token, *[part for _, part in trained])
+        return rows
+
+    def _fill(self) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+        """Bring the results of the last flushes into the buffer; those among them that are trained, and where they begin."""
+        firsts, fresh = self._firsts[self._filled :], [part.rows for part in self._parts[self._filled :]]
+        buffer = self._buffer
+        if buffer is None or len(buffer) < self.size:
+            buffer = self._larger(fresh[0])
+        with torch.no_grad():
+            for first, rows in zip(firsts, fresh, strict=True):
+                buffer.narrow(0, first, len(rows)).copy_(rows)
+        self._filled = len(self._parts)
+        if not torch.is_grad_enabled():
+            return buffer, []
+        return buffer, [(first, rows) for first, rows in zip(firsts, fresh, strict=True) if rows.requires_grad]
+
+    def _larger(self, like: Tensor) -> Tensor:
+        before = self._buffer
+        self._buffer = torch.empty((max(2 * self.size, LEAST_ROWS), *like.shape[1:]), dtype=like.dtype, device=like.device)
+        if before is not None:
+            self._buffer[: len(before)] = before
+        return self._buffer
 
 
 class Ledger:
@@ -180,38 +179,30 @@ class Ledger:
         self._passes.pop(torch._C._current_graph_task_id(), None)
 
 
-class _Put(torch.autograd.Function):
-    """Rows go into the pool: no number is computed, the token says that it has happened."""
+class _Exchange(torch.autograd.Function):
+    """Results of flushes went into the pool; rows out of it, and the token for whoever comes next."""
 
     @staticmethod
-    def forward(ctx: Any, ledger: Ledger, first: int, token: Tensor | None, rows: Tensor) -> Tensor:
-        ctx.ledger, ctx.first, ctx.is_start = ledger, first, token is None
-        ctx.like, ctx.count = rows.new_empty((0, *rows.shape[1:])), len(rows)
+    def forward(
+        ctx: Any, ledger: Ledger, buffer: Tensor, places: Tensor, firsts: list[int], token: Tensor | None, *given: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.ledger, ctx.places, ctx.is_start = ledger, places, token is None
+        ctx.parts = [(first, len(rows)) for first, rows in zip(firsts, given, strict=True)]
+        ctx.like = buffer[:0]
         ctx.set_materialize_grads(False)
-        return rows.new_empty(())
+        return buffer.index_select(0, places), buffer.new_empty(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor | None) -> tuple[Any, ...]:
-        found = ctx.ledger.gradients(ctx.like)[ctx.first : ctx.first + ctx.count]
+    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        buffer = ctx.ledger.gradients(ctx.like)
+        if grad is not None:
+            buffer.index_add_(0, ctx.places, grad.detach())
         if ctx.is_start:
             ctx.ledger.close()
-        return None, None, None, _once(found) if torch.is_grad_enabled() else found
-
-
-class _Take(torch.autograd.Function):
-    """Rows out of the pool, and the token for whoever comes next."""
-
-    @staticmethod
-    def forward(ctx: Any, ledger: Ledger, buffer: Tensor, places: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.ledger, ctx.places = ledger, places
-        ctx.set_materialize_grads(False)
-        return buffer.index_select(0, places), token.new_empty(())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[None, ...]:
-        if grad is not None:
-            ctx.ledger.gradients(grad).index_add_(0, ctx.places, grad.detach())
-        return None, None, None, None
+        found = [buffer.narrow(0, first, count) for first, count in ctx.parts]
+        if torch.is_grad_enabled():
+            found = [_once(part) for part in found]
+        return None, None, None, None, None, *found
 
 
 def _once(grad: Tensor) -> Tensor:

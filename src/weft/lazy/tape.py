@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from types import FrameType
 from typing import Any, Protocol
 
@@ -23,6 +25,9 @@ from weft.lazy.views import Views
 
 Segment = tuple[int, list[int], list[int], list[int], list[int], dict[int, list[Any]]]
 """First reference, types, arguments, further counts, the references that were handed in again, and fed data."""
+
+
+_floor = attrgetter("floor")
 
 
 class _Active(threading.local):
@@ -209,11 +214,16 @@ class Tape(Hot):
         ref = value._ref
         found = self.imports.get(ref)
         if found is None:
-            if ref not in self.results and not any(one.holds(ref) for one in self.left):
+            if ref not in self.results and self.left_at(ref) is None:
                 self.result(value)
             found = self.imports[ref] = -len(self.imports) - 1
             self.imported_refs.append(ref)
         return found
+
+    def left_at(self, ref: int) -> Any:
+        """What was left by the flush that left the call of this reference; None where it was not left."""
+        at = bisect_right(self.left, ref, key=_floor) - 1
+        return self.left[at] if at >= 0 and self.left[at].holds(ref) else None
 
     def put_back(self) -> None:
         """What was left for the last flush is on the tape again."""
