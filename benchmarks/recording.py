@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from examples import tree_lstm
 from torch import Tensor, nn
 
@@ -37,6 +38,7 @@ def microseconds() -> dict[str, float]:
         "operator, h * g": lambda h, g: h * g,
         "method, h.tanh()": lambda h, g: h.tanh(),
         "function, torch.tanh(h)": lambda h, g: torch.tanh(h),
+        "function, F.relu(h)": lambda h, g: F.relu(h),
         "embedded constant, embed(torch.tensor(3))": lambda h, g: embed(torch.tensor(3)),
     }
     found: dict[str, float] = {}
