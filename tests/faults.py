@@ -16,6 +16,7 @@ import weft.run.forward as forward_module
 from weft.api.graph_core import GraphCore
 from weft.api.vertexcall import VertexCall
 from weft.graph.cell import Trace
+from weft.graph.held import Held
 from weft.run.backward import Backward
 from weft.run.batched import Execution
 from weft.run.collect import Collecting
@@ -236,7 +237,12 @@ def a_changed_setting_is_overlooked(right: Any) -> Any:
     return lambda self: True
 
 
-@fault(Trace, "captured")
+@fault(Held, "tensors")
 def a_replaced_tensor_is_overlooked(right: Any) -> Any:
-    first: dict[int, list[Tensor]] = {}
-    return lambda self: first.setdefault(id(self.tape), right(self))
+    first: dict[Held, list[Tensor]] = {}
+
+    def tensors(self: Held) -> list[Tensor] | None:
+        found = right(self)
+        return found and first.setdefault(self, found)
+
+    return tensors
