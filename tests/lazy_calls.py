@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy  # noqa: F401 - the calls use it
 from typing import Any
 
+import numpy as np  # noqa: F401 - the calls use it
 import torch
 import torch.nn.functional as F  # noqa: F401 - the calls use it
 from torch import Tensor, nn
@@ -58,7 +59,9 @@ CALLS: dict[str, str] = {
         torch.distributions.Normal(v, 1.0).log_prob(data); torch.distributions.Categorical(logits=v).log_prob(i)
         torch.distributions.Bernoulli(logits=v).entropy(); torch.distributions.Normal(data, 1.0).log_prob(v)
         F.kl_div(F.log_softmax(v, 0), F.softmax(v, 0), reduction="sum"); v.index_add(0, torch.tensor([0, 0]), v[:2])
-        masked(v)""".replace("\n", ";").split(";"),
+        masked(v); LSTM(m); GRU(m); v[np.array([0, 2])]; without_gradients(v); through_detach(v)""".replace("\n", ";").split(
+            ";"
+        ),
         RECORDS,
     ),
     **dict.fromkeys(
@@ -70,9 +73,9 @@ CALLS: dict[str, str] = {
     **dict.fromkeys(
         """v.backward(); v.register_hook(print); v.requires_grad_(); v.data_ptr(); data.add_(v)
         write(data, s); torch.add(v, v, out=data); Twice.apply(v); torch.vmap(torch.sin)(v)
-        torch.func.grad(torch.sin)(s); einops_like(v); v.apply_(abs); compiled(v); copy.copy(v); copy.deepcopy(v)""".replace(
-            "\n", ";"
-        ).split(";"),
+        torch.func.grad(torch.sin)(s); einops_like(v); v.apply_(abs); compiled(v); copy.copy(v); copy.deepcopy(v)
+        v.retain_grad(); torch.autograd.grad(s, w); torch.autograd.backward(s); v.unsqueeze_(0); m.t_(); v * np.ones(4)
+        v.resize_(2); v.share_memory_(); np.exp(v)""".replace("\n", ";").split(";"),
         RAISES,
     ),
 }
@@ -89,6 +92,7 @@ class Layers(nn.Module):
         self.Linear, self.LayerNorm, self.Embedding = nn.Linear(4, 3), nn.LayerNorm(4), nn.Embedding(3, 4)
         self.LSTMCell, self.GRUCell, self.Bilinear = nn.LSTMCell(4, 3), nn.GRUCell(4, 3), nn.Bilinear(4, 4, 2)
         self.Conv1d, self.Sequential = nn.Conv1d(3, 2, 2), nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+        self.LSTM, self.GRU = nn.LSTM(4, 3), nn.GRU(4, 3)
         self.MultiheadAttention = nn.MultiheadAttention(4, 2)
         self.TransformerEncoderLayer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
         self.names: list[str] = []
@@ -134,6 +138,18 @@ def masked(v: Any) -> Any:
     v = v * 1
     v[v > 0.5] = 0.5
     v %= 0.4
+    return v
+
+
+def without_gradients(v: Any) -> Any:
+    with torch.no_grad():
+        half = v / 2
+    return v * half
+
+
+def through_detach(v: Any) -> Any:
+    v = v * 1
+    v.detach().clamp_(min=0.5)
     return v
 
 

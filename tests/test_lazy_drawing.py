@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,12 @@ FALLS_BACK: dict[str, Callable[..., Any]] = {
     "Beta": lambda x: D.Beta(rate(x), rate(x) + 1).rsample(),
     "rrelu": lambda x: F.rrelu(LINEAR(x), training=True),
 }
+
+
+def test_the_documentation_lists_what_draws() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "recording.md").read_text(encoding="utf-8")
+    for status, names in {"batched": DRAWN, "by plain vmap or row by row": FALLS_BACK}.items():
+        assert f"| {status} | " + ", ".join(f"`{name}`" for name in names) + " |" in text
 
 
 @pytest.mark.parametrize("name", [*DRAWN, *FALLS_BACK])
