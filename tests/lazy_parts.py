@@ -45,5 +45,25 @@ def tree_net(marked: bool = False) -> TreeNet:
     return TreeNet(marked).double()
 
 
+class Grower(nn.Module):
+    """Goes on until its own score says stop; another path for large sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.step, self.score, self.other = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h, steps = self.step(x), 0
+        while self.score(h) < 0.5 and steps < 6:
+            h = torch.tanh(self.step(h)) if h.sum().item() > 0 else self.other(h) + x
+            steps += 1
+        return h, steps
+
+
+def inputs(n: int = 6) -> Tensor:
+    return torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
 def equivalent(fn: Any, *inputs: Any, **options: Any) -> None:
     weft.testing.assert_equivalent(fn, *inputs, **{"policies": ["auto"], "backends": ["auto"], **options})

@@ -10,11 +10,7 @@ from torch import Tensor, nn
 
 import weft
 import weft.testing
-from lazy_parts import TREES, tree_net
-
-
-def inputs(n: int = 6) -> Tensor:
-    return torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+from lazy_parts import TREES, inputs, tree_net
 
 
 def test_a_scope_computes_at_its_end() -> None:
