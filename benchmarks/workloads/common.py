@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,11 @@ from torch import Tensor, nn
 import weft
 from benchmarks import data
 from benchmarks.harness import Instance, Mode, Variant, training
+from weft.api.structure import Seen, Table, plan_tree, tree_program
+from weft.api.vertexcall import VertexCall
+from weft.graph.program import NodeType
+from weft.plan.returns import returns
+from weft.run.options import Options as EngineOptions
 
 HAND = "hand-batched"
 PRODUCTS = "matrix products alone"
@@ -91,8 +97,21 @@ class _WeftStep:
         pushed: Tensor = self.model(merged, self.x, at=merged.roots if self.roots_only else None)
         return pushed
 
-    def plan(self) -> None:
-        weft.plan(self.model, weft.Graph.batch(self.shuffled), self.x)
+    @cached_property
+    def node_types(self) -> tuple[tuple[NodeType, ...], Table]:
+        """What the model's cells make of the vertices: found once, whatever the batch."""
+        merged = weft.Graph.batch(self.graphs)
+        call = VertexCall(self.model, merged, torch.cat(list(self.inputs)), None, None, None, EngineOptions.of({}))
+        _, kinds, seen, _ = call.cells()
+        return kinds.types, seen.table
+
+    def plan(self, training: bool) -> None:
+        """What a step does to merge and plan its batch, for training the way back too."""
+        kinds, table = self.node_types
+        merged = weft.Graph.batch(self.shuffled)
+        plan = plan_tree(merged, tree_program(merged, kinds, Seen(merged, table), False), "auto", None)
+        if training:
+            returns(plan)
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Outputs brought back from the shuffled into the given order of the examples."""
@@ -115,7 +134,7 @@ def weft_variants(
 
     return [
         Variant(WEFT, "weft", training(lambda: loss(step.run(), step.y)), step.run, step.in_order, step.shuffle),
-        Variant(PLANNING, "planning", step.plan, step.plan, prepare=step.shuffle),
+        Variant(PLANNING, "planning", partial(step.plan, True), partial(step.plan, False), prepare=step.shuffle),
     ]
 
 

@@ -22,7 +22,7 @@ Bools = npt.NDArray[np.bool_]
 NOT_A_SLICE = -1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Group:
     """Types that run together. Step `s` is type `step_type[s]` over its rows `step_lo[s]:step_hi[s]`."""
 
@@ -37,7 +37,7 @@ class Group:
         return len(self.step_type)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ValueClass:
     """Outputs (type, output) that share an arena of `rows` rows; row `rows` is all zeros if `has_empty`."""
 
@@ -46,7 +46,7 @@ class ValueClass:
     has_empty: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Read:
     """What one port of one type gathers: class rows, in the order of the type's rows.
 
@@ -67,7 +67,7 @@ class Read:
     slices: Ints
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Return:
     """How gradients come back from one read to the rows of a class that one group wrote.
 
@@ -89,7 +89,7 @@ class Return:
     nothing: Bools
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Plan:
     """Everything that execution needs to know about structure. See the module's page for the words."""
 

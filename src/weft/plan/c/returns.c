@@ -56,8 +56,28 @@ long weft_returns_room(const i32 *plan) {
     return padded(room) + padded(BACK_HEADER + entries * OF_BACK);
 }
 
+/* The short way where arguments are gathered one by one and no class row twice, as in trees: `starts` first holds the one gradient row.
+   Returns 0 where that is not so. */
+static int sort_single_rows(const Read *r, i32 *index, i32 *starts) {
+    if (r->entry[READ_KIND] == SUM) return 0;
+    memset(starts, -1, (r->rows + 1) * sizeof(i32));
+    for (i32 at = 0; at < r->length; at++) {
+        if (r->index[at] >= r->rows) continue;
+        if (starts[r->index[at]] >= 0) return 0;
+        starts[r->index[at]] = at;
+    }
+    i32 found = 0;
+    for (i32 row = 0; row < r->rows; row++) {
+        i32 at = index[found] = starts[row];
+        starts[row] = found, found += at >= 0;
+    }
+    starts[r->rows] = found;
+    return 1;
+}
+
 /* Gradient rows in the order of the class rows they belong to, and where each class row's start; returns whether none has two. */
 static int sort_rows(const Read *r, i32 *index, i32 *starts) {
+    if (sort_single_rows(r, index, starts)) return 1;
     int is_single = 1;
     memset(starts, 0, (r->rows + 1) * sizeof(i32));
     for (i32 at = 0; at < r->length; at++)
@@ -129,7 +149,7 @@ int weft_returns(const i32 *plan, i32 *back, long room) {
         most = r.rows > most ? r.rows : most, longest = r.length > longest ? r.length : longest;
         spans += r.class ? r.class[SPANS_TO] - r.class[SPANS_FROM] : 0;
     }
-    i32 *starts = malloc((most + 1 + longest) * sizeof(i32)), *index = starts + most + 1;
+    i32 *starts = malloc((most + 1 + longest + 1) * sizeof(i32)), *index = starts + most + 1;
     if (!starts) return 0;
     Room left = {back, back + padded(BACK_HEADER + spans * OF_BACK), back + room};
     for (long number = 0; number < plan[READS]; number++) {
