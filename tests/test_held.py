@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -106,6 +108,18 @@ def test_another_function_for_a_type_is_honoured() -> None:
     same(net)
     net.functions["node"] = before
     same(net)
+
+
+def test_a_replaced_function_lives_as_long_as_its_trace() -> None:
+    """Cells are known by the address of their function: another one at the same address would be taken for it."""
+    net = model()
+    same(net)
+    old = weakref.ref(net.functions["node"])
+    for _ in range(3):
+        net.functions["node"] = Part(nn.Linear(3, 3))
+        same(net)
+    gc.collect()
+    assert old() is not None
 
 
 def test_a_global_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class CallCells(CallInputs):
             told: dict[str, Any] = {}
             found = CompiledCell(self._trace(self._shown_name(vertex_type), function, vertex_type, spec, told))
             self._note_reads_type(function, told["reads type"] or self.cache.reads_type.get(id(function), False))
-            found.tree = told["tree"]
+            found.tree, found.owner = told["tree"], function
             # The last few stay: train and eval, with and without gradients.
             self.cache.cells[key()] = [found, *self.cache.cells.get(key(), ())][:KEPT_TRACES]
         return found, found.tree

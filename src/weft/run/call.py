@@ -29,6 +29,8 @@ class CompiledCell:
     """Memory of plans whose first type this is, between two calls."""
     tree: Any = None
     """The structure of what the cell pushes; None if it pushes nothing."""
+    owner: Any = None
+    """Whose code was traced, kept alive: cells are known by its address, which must stay its own."""
     recent: list[Any] = field(default_factory=list)
     """The kinds of the last calls (`weft.run.kind`)."""
     kept: OrderedDict[Any, Codes] = field(default_factory=OrderedDict)
