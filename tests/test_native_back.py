@@ -79,7 +79,7 @@ def test_who_watches_the_operations_sees_them(general: list[int]) -> None:
     words, scale = batch(1)
     first, _ = net(words, scale)
     before = len(general)
-    with torch.profiler.profile() as seen:
+    with torch.profiler.profile(acc_events=True) as seen:
         first.sum().backward()
     assert len(general) == before + 1
     assert any("mm" in event.key for event in seen.key_averages())

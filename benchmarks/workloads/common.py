@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from benchmarks.harness import Instance, Mode, Variant, training
 from weft.api.structure import Seen, Table, plan_tree, tree_program
 from weft.api.vertexcall import VertexCall
 from weft.graph.program import NodeType
+from weft.plan.plan import Plan
 from weft.plan.returns import returns
 from weft.run.options import Options as EngineOptions
 
@@ -25,7 +26,7 @@ HAND = "hand-batched"
 PRODUCTS = "matrix products alone"
 ONE = "one by one"
 WEFT = "weft"
-PLANNING = "weft, planning alone"
+PLANNING, WAY_BACK = "weft, planning alone", "weft, planning and way back"
 
 T = TypeVar("T")
 
@@ -105,13 +106,18 @@ class _WeftStep:
         _, kinds, seen, _ = call.cells()
         return kinds.types, seen.table
 
-    def plan(self, training: bool) -> None:
-        """What a step does to merge and plan its batch, for training the way back too."""
+    def planned(self) -> Plan:
+        """What a step does to merge and plan its batch."""
         kinds, table = self.node_types
         merged = weft.Graph.batch(self.shuffled)
-        plan = plan_tree(merged, tree_program(merged, kinds, Seen(merged, table), False), "auto", None)
-        if training:
-            returns(plan)
+        return plan_tree(merged, tree_program(merged, kinds, Seen(merged, table), False), "auto", None)
+
+    def plan(self) -> None:
+        self.planned()
+
+    def plan_back(self) -> None:
+        """A plan, and the way by which gradients come back in training."""
+        returns(self.planned())
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Outputs brought back from the shuffled into the given order of the examples."""
@@ -134,7 +140,8 @@ def weft_variants(
 
     return [
         Variant(WEFT, "weft", training(lambda: loss(step.run(), step.y)), step.run, step.in_order, step.shuffle),
-        Variant(PLANNING, "planning", partial(step.plan, True), partial(step.plan, False), prepare=step.shuffle),
+        Variant(PLANNING, "planning", step.plan, step.plan, prepare=step.shuffle),
+        Variant(WAY_BACK, "planning", step.plan_back, step.plan_back, prepare=step.shuffle),
     ]
 
 

@@ -164,6 +164,15 @@ def _one_hot(func: Any, index: Tensor, num_classes: int = -1) -> Any:
     return zeros.scatter(-1, index.unsqueeze(-1), 1)
 
 
+def _select(func: Any, input: Tensor, dim: Any, index: Any) -> Any:
+    """Not every torch looks at the index of a tensor without numbers; reading beside it must not happen."""
+    whole = isinstance(dim, int) and isinstance(index, int) and -input.dim() <= dim < input.dim()
+    if whole and not -input.shape[dim] <= index < input.shape[dim]:
+        shape = list(input.shape)
+        raise IndexError(f"select(): index {index} out of range for tensor of size {shape} at dimension {dim % input.dim()}")
+    return func(input, dim, index)
+
+
 def _scatter_in_place(func: Any, input: Tensor, dim: int, index: Tensor, *rest: Any, **more: Any) -> Any:
     return input.copy_(torch.scatter(input, dim, index, *rest, **more))
 
@@ -191,4 +200,5 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "gumbel_softmax": _gumbel_softmax,
     "one_hot": _one_hot,
     "scatter_": _scatter_in_place,
+    "select": _select,
 }
