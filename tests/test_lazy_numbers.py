@@ -91,3 +91,23 @@ def test_what_cannot_be_fed_does_not_stay_for_ever(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(net(x, numbers), expected)
         most = max(most, len(state_of(model).fines))
     assert most <= 40 * state.MOST_DOUBLED + 20 < 600
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 0.25, 3.0])
+def test_powers_at_the_ends_of_numbers_are_those_of_the_loop(exponent: float) -> None:
+    """Where exponents vary, one that torch treats in its own way is not fed."""
+    odd = torch.tensor([-math.inf, -0.0, 0.0, math.inf, -1.5, 2.0])
+    exponents = [1.25, 2.5, 1.75, 2.25, exponent]
+
+    def powers(v: float) -> Any:
+        return (odd * 1) ** v
+
+    expected = torch.stack([powers(v) for v in exponents])
+    torch.testing.assert_close(weft.batched(powers)(exponents), expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("exponent", [True, False, 2**53 + 1, 2**62, 1e39, 16777217])
+def test_odd_exponents_are_computed(exponent: Any) -> None:
+    x = torch.tensor([[1.0, -1.0, 0.5], [0.25, 1.0, -0.5]], requires_grad=True)
+    found = weft.batched(lambda row: (row * 1.0) ** exponent)(x)
+    torch.testing.assert_close(found, (x * 1.0) ** exponent, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -120,3 +121,61 @@ def test_what_waits_runs_before_the_model_changes() -> None:
         for turn in range(3):
             start = 3.0 * turn
             assert net(torch.ones(1, 2)).tolist() == [[3 * start + 3] * 2]
+
+
+def wandering(seed: int, weights: list[Tensor], captured: list[Tensor]) -> Any:
+    """A program that is the same for all examples but for their numbers: some branch, some end early."""
+
+    def run(example: tuple[int, Tensor]) -> Any:
+        number, x = example
+        choice, values = random.Random(seed), [x]
+        for _ in range(14):
+            kind, a, b = choice.random(), *(values[choice.randrange(len(values))] for _ in range(2))
+            w, c, one = weights[choice.randrange(3)], captured[choice.randrange(3)], choice.randrange(4)
+            if kind < 0.2:
+                made = torch.tanh(a @ w)
+            elif kind < 0.3:
+                made = a * b + c
+            elif kind < 0.42:
+                made = a * (0.1 * number + one)
+            elif kind < 0.5:
+                made = torch.stack(values[-(1 + number % 3) :]).mean(0)
+            elif kind < 0.55:
+                if number % 4 == one:
+                    return a + b, len(values)
+                made = b - c
+            elif kind < 0.62:
+                with torch.no_grad():
+                    made = torch.sigmoid(a @ w)
+                    made = made * b if made.sum() > 1.5 else made
+            elif kind < 0.66:
+                made = a.detach() + b
+            elif kind < 0.9:
+                total = float((a * b).sum()) if one else (a * c).sum()
+                made = torch.sin(b @ w) if total > 0 else a - 0.5 * c
+            elif kind < 0.94:
+                made = a.clone()
+                made[one % 3] = b[0]
+                made.mul_(1.1)
+            else:
+                made = a[int(a.argmax())] * b
+            if choice.random() < 0.3 and len(values) > 2:
+                del values[choice.randrange(len(values))]
+            values.append(made)
+        return values[-1], sum(values), values[0]
+
+    return run
+
+
+@pytest.mark.parametrize("seed", [508, 509, 510])
+def test_blocks_are_learned_on_after_other_flushes_met_more_types(seed: int) -> None:
+    torch.manual_seed(0)
+    weights, captured = ([torch.randn(*shape).double() for _ in range(3)] for shape in ((3, 3), (3,)))
+    run = wandering(seed, weights, captured)
+    net = weft.batched(run, stack=False)
+    for call in range(4):
+        torch.manual_seed(call)
+        examples = list(enumerate(torch.randn(5, 3).double()))
+        for mine, theirs in zip(net(examples), [run(example) for example in examples], strict=True):
+            for one, other in zip(mine, theirs, strict=True):
+                torch.testing.assert_close(one, other)

@@ -55,6 +55,8 @@ class Coarse:
         self._note_needed(recorded, layout, outside, wanted)
         self._note_equal(recorded, layout)
         if self._stale:
+            if len(self.position) != len(ops):  # other flushes have met more types since
+                self._number(ops)
             self._make(state)
         return layout
 

@@ -81,6 +81,8 @@ def _is_number(item: Any) -> bool:
 def _fits(func: Any, numbers: Any, dtype: torch.dtype) -> bool:
     """Whether a tensor of this dtype can stand for these numbers."""
     if dtype in _FLOATS:
+        if func in ROOTS and any(abs(number) == 0.5 for number in numbers):
+            return False  # by itself such a number is a root, which has other signs at infinity and zero
         return all(abs(number) < _LARGE for number in numbers)
     whole = dtype is torch.int64 and func in EXACT
     return whole and all(number.__class__ is int and abs(number) < 1 << 62 for number in numbers)
@@ -117,6 +119,7 @@ REPLACED: dict[Any, Any] = {torch.masked_fill: filled, Tensor.masked_fill: fille
 _FLOATS = (torch.float32, torch.float64)
 FILLED = {torch.full: full_of, torch.full_like: full_like_of}
 _DUNDERS = "add radd sub rsub mul rmul truediv rtruediv lt le gt ge eq ne".split()
+ROOTS = (torch.pow, Tensor.pow, Tensor.__pow__)
 EXACT = frozenset(getattr(Tensor, f"__{name}__") for name in _DUNDERS)
 """Operators that treat whole numbers and a tensor of them alike."""
 Rule = tuple[dict[str, int], frozenset[str]]

@@ -29,9 +29,9 @@ def _clamped(a: str, low: str | None = None, high: str | None = None) -> str:
     return text if high is None else f"pick_({text} > {high}, {high}, {text})"
 
 
-def _known(text: str) -> float | None:
+def _known(text: str | bool) -> float | None:
     """A number that is written into a formula."""
-    return float(text[2:-1]) if text.startswith("R(") else None
+    return float(text[2:-1]) if isinstance(text, str) and text.startswith("R(") else None
 
 
 def _power(a: str, exponent: str) -> str | None:
@@ -39,8 +39,10 @@ def _power(a: str, exponent: str) -> str | None:
     if power is None or not math.isfinite(power):
         return None
     if power == int(power):
+        if abs(power) > 8:
+            return None
         text = " * ".join([a] * int(abs(power))) or "R(1.0)"
-        return None if abs(power) > 8 else f"({text})" if power >= 0 else f"1 / ({text})"
+        return f"({text})" if power >= 0 else f"1 / ({text})"
     if abs(power) == 0.5:
         return f"sqrt_({a})" if power > 0 else f"1 / sqrt_({a})"
     return f"exp_({exponent} * log_(pick_({a} == R(-inf), R(inf), {a})))"
