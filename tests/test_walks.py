@@ -28,6 +28,7 @@ def one_thread() -> Iterator[None]:
     assert cc.compiler() is not None, "these tests need a C compiler: cc, gcc or clang"
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
 
