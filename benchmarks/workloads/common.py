@@ -140,8 +140,8 @@ def weft_variants(
 
     return [
         Variant(WEFT, "weft", training(lambda: loss(step.run(), step.y)), step.run, step.in_order, step.shuffle),
-        Variant(PLANNING, "planning", step.plan, step.plan, prepare=step.shuffle),
         Variant(WAY_BACK, "planning", step.plan_back, step.plan_back, prepare=step.shuffle),
+        Variant(PLANNING, "planning", step.plan, step.plan, prepare=step.shuffle),
     ]
 
 
