@@ -9,7 +9,7 @@ import torch
 
 from weft.run.gpu import launch
 from weft.run.gpu.launch import Quick, allocator, fresh_text
-from weft.run.gpu.recipe import Writer, _letting_go
+from weft.run.recipe import Writer, _letting_go
 
 
 def test_variables_are_let_go_and_views_that_nobody_uses_are_not_made() -> None:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from weft.plan.plan import Group
 from weft.run.emit import Code
-from weft.run.gpu.recipe import NoRecipe
-from weft.run.gpu.recipeback import BackText
-from weft.run.gpu.recipetypes import TypeText
 from weft.run.indices import Indices
+from weft.run.recipe import NoRecipe
+from weft.run.recipeback import BackText
+from weft.run.recipetypes import TypeText
 from weft.run.walk import Walk
 from weft.run.walking import walk_rows
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from weft.run.backward import Backward
 from weft.run.batched import Execution
-from weft.run.gpu.recipe import NoRecipe, Recipe
-from weft.run.gpu.recipeforward import Saved
 from weft.run.nativeback import NativeBackText, fresh
 from weft.run.nativerecipe import NativeForwardText
+from weft.run.recipe import NoRecipe, Recipe
+from weft.run.recipeforward import Saved
 from weft.run.walking import watched
 
 MOST_RECIPES = 8

@@ -14,11 +14,11 @@ from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Read
 from weft.run.emit import Code
 from weft.run.forward import kept
-from weft.run.gpu.recipe import NoRecipe, Writer
-from weft.run.gpu.recipeforward import ForwardText
-from weft.run.gpu.recipetypes import TypeText
 from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
+from weft.run.recipe import NoRecipe, Writer
+from weft.run.recipeforward import ForwardText
+from weft.run.recipetypes import TypeText
 from weft.run.typerun import MANY_STEPS, TypeRun
 from weft.run.walk import Walk, dense
 from weft.run.walking import in_runs

@@ -12,11 +12,11 @@ from weft.graph.ports import port_of
 from weft.graph.tape import Value
 from weft.run.emit import Code
 from weft.run.gpu.cost import rates
-from weft.run.gpu.recipe import Writer
-from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import step_rows
 from weft.run.gpu.sweep import comes_apart
 from weft.run.gpu.table import step_sizes
+from weft.run.recipe import Writer
+from weft.run.recipetypes import TypeText
 from weft.run.split import Piece
 
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.batched import Execution
 from weft.run.gpu.launch import allocator, current_stream
-from weft.run.gpu.recipe import NoRecipe, Recipe
-from weft.run.gpu.recipeback import BackText
-from weft.run.gpu.recipeforward import ForwardText, Saved
 from weft.run.gpu.replay import replayed
+from weft.run.recipe import NoRecipe, Recipe
+from weft.run.recipeback import BackText
+from weft.run.recipeforward import ForwardText, Saved
 
 _autograd: Any = torch._C._autograd
 

@@ -9,11 +9,11 @@ from weft.graph.tape import Value
 from weft.run.gpu.apart import step_facts
 from weft.run.gpu.bind import Source
 from weft.run.gpu.launch import interpreted
-from weft.run.gpu.recipe import Writer
-from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.sweep import Walk
 from weft.run.gpu.table import step_table, stretches
 from weft.run.indices import Indices
+from weft.run.recipe import Writer
+from weft.run.recipetypes import TypeText
 
 Argument = Callable[[TypeText, Source], str]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from weft.plan.plan import Plan
 from weft.run.gpu.launch import allocator, current_stream
-from weft.run.gpu.recipe import Recipe
 from weft.run.gpu.sweep import fresh_counter
+from weft.run.recipe import Recipe
 
 if TYPE_CHECKING:
     from weft.run.gpu.execution import GpuExecution

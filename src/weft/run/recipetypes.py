@@ -11,7 +11,7 @@ from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
 from weft.run.emit import Code
 from weft.run.gpu.bind import Source, offsets_of
-from weft.run.gpu.recipe import NoRecipe, Writer
+from weft.run.recipe import NoRecipe, Writer
 from weft.run.typerun import TypeRun
 
 

@@ -1,9 +1,10 @@
 """Recipes: what one call did, written down as straight Python, so that the next call of the same kind does only that.
 
-Finding out what to run (which pieces, which arenas, who reads whom) takes longer on the host than running it takes on a GPU. It
-depends on the kind of plan, hardly on the plan: so the first call of a kind goes the general way, and what it did becomes
-the source of one function. What differs from plan to plan, numbers of rows and index arrays, are its *facts*; what must not
-differ are *questions* with the answer that the recipe was written for. A call whose plan answers otherwise gets another recipe.
+Finding out what to run (which pieces, which arenas, who reads whom) takes Python longer than running it takes a GPU, or a CPU
+when the batch is small. It depends on the kind of plan, hardly on the plan: so the first call of a kind goes the general way,
+and what it did becomes the source of one function. What differs from plan to plan, numbers of rows and index arrays, are its
+*facts*; what must not differ are *questions* with the answer that the recipe was written for. A call whose plan answers
+otherwise gets another recipe.
 """
 
 from __future__ import annotations

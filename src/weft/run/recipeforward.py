@@ -11,11 +11,11 @@ from weft.plan.plan import Group
 from weft.run.gpu.apart import rows_apart, step_call
 from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
 from weft.run.gpu.launchtext import Apart, say_launches
-from weft.run.gpu.recipe import NoRecipe, Recipe, Writer
-from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import put_rows
 from weft.run.gpu.sweep import few_rows
 from weft.run.indices import Indices
+from weft.run.recipe import NoRecipe, Recipe, Writer
+from weft.run.recipetypes import TypeText
 from weft.run.upload import as_tensor
 from weft.run.views import is_free
 from weft.run.wanted import Wanted

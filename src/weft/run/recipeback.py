@@ -19,12 +19,12 @@ from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.bind import Source
 from weft.run.gpu.launch import fresh_text
 from weft.run.gpu.launchtext import Apart, say_launches
-from weft.run.gpu.recipe import NoRecipe, Recipe, Writer
-from weft.run.gpu.recipeforward import Saved
-from weft.run.gpu.recipetypes import TypeText
 from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.gpu.sweep import few_rows
 from weft.run.indices import BackIndex, Indices
+from weft.run.recipe import NoRecipe, Recipe, Writer
+from weft.run.recipeforward import Saved
+from weft.run.recipetypes import TypeText
 from weft.run.somerows import SomeRows
 from weft.run.wanted import Wanted
 
