@@ -43,19 +43,33 @@ def sources(model: weft.VertexFunction) -> str:
     return "".join(piece.source for cell in cells for code in cell.codes.values() for piece in code.codes.values())
 
 
+def by_c(name: str, x: torch.Tensor) -> torch.Tensor:
+    """A function of kernels, taken of each number."""
+    assert COMPILER is not None
+    loop = f"void each(long n, const real *x, real *y) {{ for (long i = 0; i < n; i++) y[i] = {name}_(x[i]); }}\n"
+    function = cc.build(COMPILER, PRELUDE[x.dtype] + loop).each
+    function.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    y = torch.empty_like(x)
+    function(len(x), x.data_ptr(), y.data_ptr())
+    return y
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tanh_of_large_numbers_is_one_and_never_more(dtype: torch.dtype) -> None:
+    large = torch.cat([torch.linspace(20, 1000, 5001, dtype=dtype), torch.tensor([1e30, torch.inf], dtype=dtype)])
+    if dtype is torch.float32:
+        large = torch.cat([torch.linspace(10, 20, 5001), large])
+    assert torch.equal(by_c("tanh", large), torch.ones_like(large))
+    assert torch.equal(by_c("tanh", -large), -torch.ones_like(large))
+    assert float(by_c("tanh", torch.linspace(-20, 20, 100_001, dtype=dtype)).abs().max()) <= 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 def test_the_functions_of_kernels_are_exact_to_a_few_units_in_the_last_place(name: str, dtype: torch.dtype) -> None:
-    text = (
-        PRELUDE[dtype] + f"void each(long n, const real *x, real *y) {{ for (long i = 0; i < n; i++) y[i] = {name}_(x[i]); }}\n"
-    )
-    assert COMPILER is not None
-    function = cc.build(COMPILER, text).each
-    function.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     special = torch.tensor([0.0, torch.nan, torch.inf, -torch.inf, 1e-8, -1e-8, 1e-30, 88.5, -88.5, 710.0, -710.0], dtype=dtype)
     x = torch.cat([torch.linspace(-40, 40, 200_001, dtype=dtype), torch.linspace(-1, 1, 200_001, dtype=dtype), special])
-    y = torch.empty_like(x)
-    function(len(x), x.data_ptr(), y.data_ptr())
+    y = by_c(name, x)
     expected = getattr(torch, name)(x.double()).to(dtype)
     assert torch.equal(y.isnan(), expected.isnan()) and bool(y.isnan().any())
     # Below the normal numbers torch may give zero where a kernel gives a denormal number.

@@ -3,8 +3,8 @@
 `exp`, `log` and `tanh` are written out so that any compiler can turn loops over them into vector instructions: range reduction
 and rational or polynomial approximations after S. Moshier's Cephes library (1989), with a relative error of a few units in the
 last place. `fall_` is `exp` for arguments that are not positive, which is all that sigmoid and tanh need; NaN goes through,
-underflow is gradual. In float32 `tanh` is one rational function of degrees 9 and 8, fitted to a relative error of 7e-9 on
-[-8, 8]; beyond, it stays.
+underflow is gradual. In float32 `tanh` is one rational function of degrees 9 and 8, fitted to a relative error of 2.2e-8 on
+[-9.02, 9.02]; beyond, where tanh rounds to 1, it grows above 1 and is cut there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,33 @@ import torch
 from weft.graph.tape import Value
 from weft.run import formulas
 
-# As a function, `pick_` reads both: where only one is read some compilers (gcc 12) make masked loads of other rows' masks.
+# `rest_` is exp of what x has beyond z times the logarithm of 2. `fall_` takes powers of two in two parts so that underflow is
+# gradual, `exp_` so that overflow is too. As a function, `pick_` reads both: where only one is read some compilers (gcc 12) make
+# masked loads of other rows' masks.
 SHARED = """
 static inline real pick_(int condition, real a, real b) { return condition ? a : b; }
+static inline real two_to_(integer power) {
+  integer bits = (power + BIAS) << FRACTION;
+  real found;
+  __builtin_memcpy(&found, &bits, sizeof(real));
+  return found;
+}
+static inline real nearest_power_(real x) { return rint_(x * (real)1.4426950408889634073599); }
+static inline real fall_(real x) {
+  x = x < LOWEST ? LOWEST : x;
+  real z = nearest_power_(x);
+  return rest_(x, z) * two_to_((integer)z + SCALE) * two_to_(-SCALE);
+}
+static inline real exp_(real x) {
+  x = x < LOWEST ? LOWEST : x > HIGHEST ? HIGHEST : x;
+  real z = nearest_power_(x);
+  integer power = (integer)z, half = power >> 1;
+  return rest_(x, z) * two_to_(half) * two_to_(power - half);
+}
+static inline real sigmoid_(real x) {
+  real e = fall_(x < 0 ? x : -x);
+  return (x < 0 ? e : 1) / (1 + e);
+}
 static inline real expm1_(real x) {
   real t = tanh_(x / 2);
   return x < (real)0.5 ? 2 * t / (1 - t) : exp_(x) - 1;
@@ -32,9 +56,12 @@ static inline real log1p_(real x) {
 PRELUDE = {
     torch.float32: """
 typedef float real;
-static inline real fall_(real x) {
-  x = x < -104.0f ? -104.0f : x;
-  real z = __builtin_rintf(x * 1.44269504088896341f);
+typedef int integer;
+enum { LOWEST = -104, HIGHEST = 89, BIAS = 127, FRACTION = 23, SCALE = 64 };
+static inline real rint_(real x) { return __builtin_rintf(x); }
+static inline real sqrt_(real x) { return __builtin_sqrtf(x); }
+static inline real abs_(real x) { return __builtin_fabsf(x); }
+static inline real rest_(real x, real z) {
   real r = x - z * 0.693359375f + z * 2.12194440e-4f;
   real p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
@@ -42,47 +69,25 @@ static inline real fall_(real x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  int bits = ((int)z + 64 + 127) << 23;
-  real scale;
-  __builtin_memcpy(&scale, &bits, 4);
-  return p * scale * 5.42101086242752217e-20f;
+  return p * r * r + r + 1.0f;
 }
 static inline real tanh_(real x) {
-  x = x < -8.0f ? -8.0f : x > 8.0f ? 8.0f : x;
+  x = x < -10.0f ? -10.0f : x;
+  x = x > 10.0f ? 10.0f : x;
   real z = x * x;
-  real p = 1.5230592125e-8f;
-  p = p * z + 2.1894784044e-5f;
-  p = p * z + 3.5716053239e-3f;
-  p = p * z + 1.3444504097e-1f;
-  p = p * z + 9.9999999358e-1f;
-  real q = 8.5225168061e-7f;
-  q = q * z + 3.4113040317e-4f;
-  q = q * z + 2.6164470612e-2f;
-  q = q * z + 4.6777831419e-1f;
+  real p = 1.3317689855e-8f;
+  p = p * z + 2.0582530115e-5f;
+  p = p * z + 3.4939800509e-3f;
+  p = p * z + 1.3379673571e-1f;
+  p = p * z + 9.9999997922e-1f;
+  real q = 7.7614654304e-7f;
+  q = q * z + 3.2830011037e-4f;
+  q = q * z + 2.5870870340e-2f;
+  q = q * z + 4.6712988900e-1f;
   q = q * z + 1.0f;
-  return x * p / q;
-}
-static inline real sigmoid_(real x) {
-  real e = fall_(x < 0 ? x : -x);
-  return (x < 0 ? e : 1.0f) / (1.0f + e);
-}
-static inline real exp_(real x) {
-  x = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
-  real z = __builtin_rintf(x * 1.44269504088896341f);
-  real r = x - z * 0.693359375f + z * 2.12194440e-4f;
-  real p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  int power = (int)z, half = power >> 1, bits = (half + 127) << 23, rest = (power - half + 127) << 23;
-  real first, second;
-  __builtin_memcpy(&first, &bits, 4);
-  __builtin_memcpy(&second, &rest, 4);
-  return p * first * second;
+  real t = x * p / q;
+  t = t < -1.0f ? -1.0f : t;
+  return t > 1.0f ? 1.0f : t;
 }
 static inline real log_(real x) {
   real tiny = x < 1.17549435e-38f ? 8388608.0f : 1.0f, y = x * tiny;
@@ -107,26 +112,24 @@ static inline real log_(real x) {
   found = x == __builtin_inff() ? x : found;
   return x > 0 ? found : x == 0 ? -__builtin_inff() : x - x + __builtin_nanf("");
 }
-static inline real sqrt_(real x) { return __builtin_sqrtf(x); }
-static inline real abs_(real x) { return __builtin_fabsf(x); }
 """
     + SHARED,
     torch.float64: """
 typedef double real;
-static inline real fall_(real x) {
-  x = x < -746.0 ? -746.0 : x;
-  real z = __builtin_rint(x * 1.4426950408889634073599);
+typedef long long integer;
+enum { LOWEST = -746, HIGHEST = 710, BIAS = 1023, FRACTION = 52, SCALE = 512 };
+static inline real rint_(real x) { return __builtin_rint(x); }
+static inline real sqrt_(real x) { return __builtin_sqrt(x); }
+static inline real abs_(real x) { return __builtin_fabs(x); }
+static inline real rest_(real x, real z) {
   real r = x - z * 6.93145751953125e-1 - z * 1.42860682030941723212e-6;
   real s = r * r;
   real p = r * ((1.26177193074810590878e-4 * s + 3.02994407707441961300e-2) * s + 9.99999999999999999910e-1);
   real q = ((3.00198505138664455042e-6 * s + 2.52448340349684104192e-3) * s + 2.27265548208155028766e-1) * s
            + 2.00000000000000000005;
-  real e = 1.0 + 2.0 * p / (q - p);
-  long long bits = ((long long)z + 512 + 1023) << 52;
-  real scale;
-  __builtin_memcpy(&scale, &bits, 8);
-  return e * scale * 7.45834073120020674329e-155;
+  return 1.0 + 2.0 * p / (q - p);
 }
+static inline real fall_(real x);
 static inline real tanh_(real x) {
   real z = x * x;
   real p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3;
@@ -135,25 +138,6 @@ static inline real tanh_(real x) {
   real t = fall_(x < 0 ? x + x : -x - x);
   real far = (1.0 - t) / (1.0 + t);
   return z < 0.390625 ? near : x < 0 ? -far : far;
-}
-static inline real sigmoid_(real x) {
-  real e = fall_(x < 0 ? x : -x);
-  return (x < 0 ? e : 1.0) / (1.0 + e);
-}
-static inline real exp_(real x) {
-  x = x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x;
-  real z = __builtin_rint(x * 1.4426950408889634073599);
-  real r = x - z * 6.93145751953125e-1 - z * 1.42860682030941723212e-6;
-  real s = r * r;
-  real p = r * ((1.26177193074810590878e-4 * s + 3.02994407707441961300e-2) * s + 9.99999999999999999910e-1);
-  real q = ((3.00198505138664455042e-6 * s + 2.52448340349684104192e-3) * s + 2.27265548208155028766e-1) * s
-           + 2.00000000000000000005;
-  real e = 1.0 + 2.0 * p / (q - p);
-  long long power = (long long)z, half = power >> 1, bits = (half + 1023) << 52, rest = (power - half + 1023) << 52;
-  real first, second;
-  __builtin_memcpy(&first, &bits, 8);
-  __builtin_memcpy(&second, &rest, 8);
-  return e * first * second;
 }
 static inline real log_(real x) {
   real tiny = x < 2.2250738585072014e-308 ? 4503599627370496.0 : 1.0, y = x * tiny;
@@ -179,8 +163,6 @@ static inline real log_(real x) {
   found = x == __builtin_inf() ? x : found;
   return x > 0 ? found : x == 0 ? -__builtin_inf() : x - x + __builtin_nan("");
 }
-static inline real sqrt_(real x) { return __builtin_sqrt(x); }
-static inline real abs_(real x) { return __builtin_fabs(x); }
 """
     + SHARED,
 }

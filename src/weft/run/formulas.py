@@ -88,10 +88,12 @@ def _lerp(a: str, b: str, w: str) -> str:
     return f"pick_(abs_({w}) < R(0.5), {a} + {w} * ({b} - {a}), {b} - ({b} - {a}) * (1 - {w}))"
 
 
-def _compares(sign: str) -> dict[Any, Text]:
-    name = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}[sign]
-    packet = getattr(aten, name)
-    return {packet.Scalar: lambda a, b: f"{a} {sign} {b}", packet.Tensor: lambda a, b: f"{a} {sign} {b}"}
+def _word(word: str) -> Text:
+    return lambda a: f"{word}({a})"
+
+
+def _between(sign: str) -> Text:
+    return lambda a, b: f"{a} {sign} {b}"
 
 
 def _sum_of(sign: str) -> Text:
@@ -104,16 +106,18 @@ _SIXTH = "R(0.16666667163372040)"
 
 _PARTS = "pick_({a} < -3, R(0.0), pick_({a} > 3, R(6.0), {a} + 3))"
 
+_FUNCTIONS = ("abs", "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "erf", "sigmoid", "tanh")
+_SIGNS = {"mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
 FORMULAS: dict[Any, Text] = {
+    **{getattr(aten, name).default: _word(f"{name}_") for name in _FUNCTIONS},
+    **{getattr(aten, name).Tensor: _between(sign) for name, sign in _SIGNS.items()},
+    **{getattr(aten, name).Scalar: _between(sign) for name, sign in _SIGNS.items()},
     aten.add.Tensor: _sum_of("+"),
     aten.sub.Tensor: _sum_of("-"),
     aten.add.Scalar: _sum_of("+"),
     aten.sub.Scalar: _sum_of("-"),
     aten.rsub.Scalar: lambda a, b, alpha=None: f"{b} - {a}" if alpha is None else f"{b} - {alpha} * {a}",
-    aten.mul.Tensor: lambda a, b: f"{a} * {b}",
-    aten.mul.Scalar: lambda a, b: f"{a} * {b}",
-    aten.div.Tensor: lambda a, b: f"{a} / {b}",
-    aten.div.Scalar: lambda a, b: f"{a} / {b}",
     aten.addcmul.default: lambda a, b, c, value=None: f"{a} + {b} * {c}" + ("" if value is None else f" * {value}"),
     aten.addcdiv.default: lambda a, b, c, value="1": f"{a} + {value} * {b} / {c}",
     aten.lerp.Scalar: _lerp,
@@ -121,23 +125,12 @@ FORMULAS: dict[Any, Text] = {
     aten.neg.default: lambda a: f"-{a}",
     aten.sign.default: lambda a: f"pick_({a} > 0, R(1.0), pick_({a} < 0, R(-1.0), R(0.0)))",
     aten.sgn.default: lambda a: f"pick_({a} > 0, R(1.0), pick_({a} < 0, R(-1.0), R(0.0)))",
-    aten.abs.default: lambda a: f"abs_({a})",
     aten.square.default: lambda a: f"{a} * {a}",
     aten.reciprocal.default: lambda a: f"1 / {a}",
     aten.pow.Tensor_Scalar: _power,
     aten.pow.Scalar: _power_of,
-    aten.exp.default: lambda a: f"exp_({a})",
-    aten.expm1.default: lambda a: f"expm1_({a})",
-    aten.log.default: lambda a: f"log_({a})",
-    aten.log1p.default: lambda a: f"log1p_({a})",
-    aten.sqrt.default: lambda a: f"sqrt_({a})",
     aten.rsqrt.default: lambda a: f"1 / sqrt_({a})",
-    aten.sin.default: lambda a: f"sin_({a})",
-    aten.cos.default: lambda a: f"cos_({a})",
-    aten.erf.default: lambda a: f"erf_({a})",
-    aten.sigmoid.default: lambda a: f"sigmoid_({a})",
     aten.sigmoid_backward.default: lambda g, y: f"{g} * (1 - {y}) * {y}",
-    aten.tanh.default: lambda a: f"tanh_({a})",
     aten.tanh_backward.default: lambda g, y: f"{g} * (1 - {y} * {y})",
     aten.relu.default: lambda a: f"pick_({a} < 0, R(0.0), {a})",
     aten.threshold_backward.default: lambda g, x, t: f"pick_({x} <= {t}, R(0.0), {g})",
@@ -170,12 +163,6 @@ FORMULAS: dict[Any, Text] = {
     aten.where.self: lambda c, a, b: f"pick_({c}, {a}, {b})",
     aten.masked_fill.Scalar: lambda a, mask, number: f"pick_({mask}, {number}, {a})",
     aten.masked_fill.Tensor: lambda a, mask, number: f"pick_({mask}, {number}, {a})",
-    **_compares("<"),
-    **_compares("<="),
-    **_compares(">"),
-    **_compares(">="),
-    **_compares("=="),
-    **_compares("!="),
     aten.logical_not.default: lambda a: f"{a} == 0",
     aten.bitwise_not.default: lambda a: f"{a} == 0",
     aten.logical_and.default: lambda a, b: f"({a} != 0) & ({b} != 0)",
