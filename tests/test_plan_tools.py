@@ -303,13 +303,20 @@ def test_repr_is_one_line() -> None:
         (3, (1,), "weft.plan: expected a model, a block or a function, got int"),
         (nn.Linear(1, 1), (1,), "no argument holds examples: pass a list, a tuple or a tensor of them"),
         (Size(), (), "weft.plan: Size takes a graph and, perhaps, x; got 0 inputs besides the model"),
-        (Size(), ([[]],), "weft.plan: Size: expected a weft.Graph, got list"),
+        (Size(), ([[]],), "Size: expected a weft.Graph, got list"),
     ],
 )
 def test_what_cannot_be_planned_is_said(fn: Any, inputs: tuple[Any, ...], message: str) -> None:
     with pytest.raises(weft.TypeMismatch) as caught:
         weft.plan(fn, *inputs)
     assert str(caught.value) == message
+
+
+def test_a_collated_batch_is_planned_as_its_graphs() -> None:
+    model, graphs = Size(), [weft.Graph.chain(3), weft.Graph.full_binary_tree(4)]
+    batch, _ = weft.data.collate(model)(graphs)
+    numbers = weft.plan(model, batch).stats()
+    assert (numbers["examples"], numbers["nodes"]) == (2, 10)
 
 
 def test_unknown_options_are_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from weft.api.vertex import Vertex
 from weft.data import Batch
 from weft.errors import TypeMismatch
 from weft.run.options import Options
+
+if TYPE_CHECKING:
+    from weft.api.vertexcall import VertexCall
 
 StateShapes = Mapping[str, tuple[int, ...] | int]
 
@@ -88,7 +91,12 @@ def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def call(
+def call(model: VertexFunction, structure: Any, *args: Any, **keywords: Any) -> Any:
+    """Run a vertex function on a graph."""
+    return prepared(model, structure, *args, **keywords).run()
+
+
+def prepared(
     model: VertexFunction,
     structure: Any,
     x: Any = None,
@@ -98,15 +106,15 @@ def call(
     init: Mapping[str, Tensor] | None = None,
     at: Any = None,
     **options: Any,
-) -> Any:
-    """Run a vertex function on a graph; `graph` is the name of an option. `at`: the vertices whose rows are wanted."""
+) -> VertexCall:
+    """A call that is ready to be planned or run; `graph` is the name of an option. `at`: the vertices whose rows are wanted."""
     from weft.api.vertexcall import VertexCall
 
     if isinstance(structure, Batch) and x is None:
         structure, x = structure.content
     if not isinstance(structure, Graph):
         raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(structure).__name__}")
-    return VertexCall(model, structure, x, edges, rounds, init, Options.of(options), at).run()
+    return VertexCall(model, structure, x, edges, rounds, init, Options.of(options), at)
 
 
 class Typed(VertexFunction):

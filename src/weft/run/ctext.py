@@ -17,8 +17,8 @@ from weft.graph.tape import Value
 from weft.run import formulas
 
 # `rest_` is exp of what x has beyond z times the logarithm of 2. `fall_` takes powers of two in two parts so that underflow is
-# gradual, `exp_` so that overflow is too. As a function, `pick_` reads both: where only one is read some compilers (gcc 12) make
-# masked loads of other rows' masks.
+# gradual, `exp_` so that overflow is too. As a function, `pick_` reads both: where only one is read some compilers (gcc 12)
+# make masked loads of other rows' masks.
 SHARED = """
 static inline real pick_(int condition, real a, real b) { return condition ? a : b; }
 static inline real two_to_(integer power) {

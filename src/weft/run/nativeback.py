@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from weft.plan.plan import Group
-from weft.run.emit import Code
-from weft.run.indices import Indices
+from weft.run.nativetypes import NativeTypeText
 from weft.run.recipe import NoRecipe
 from weft.run.recipeback import BackText
-from weft.run.recipetypes import TypeText
 from weft.run.walk import Walk
 from weft.run.walking import walk_rows
 
@@ -33,41 +31,23 @@ def fresh(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> T
     return torch.empty(sizes, dtype=dtype)
 
 
-class NativeBackTypeText(TypeText):
+class BackTypeText(NativeTypeText):
     """One node type within a backward recipe on a CPU."""
 
-    def run_whole(self, code: Code, destinations: dict[str, str] | None = None) -> None:
-        walk: Walk | None = code.walk
-        if walk is None or not self._alone(walk):
-            super().run_whole(code, destinations)
-            return
+    def walk_whole(self, walk: Walk, destinations: dict[str, str]) -> None:
         w = self.writer
         given = [self.whole(value) for value in walk.takes]
-        for value in walk.into:
-            sizes = ", ".join(map(str, self.sizes(value)))
-            self.store[value.name] = w.let(f"torch.empty(({sizes},), dtype={value.dtype})")
-        into = [self.store[value.name] for value in walk.into]
+        into = [self.into(value, destinations) for value in walk.into]
         bounds = "None" if self.bag is None else f"{self.bounds(self.bag)}.int()"
         lists = f"[{', '.join(given)}], [{', '.join(into)}]"
         w.say(f"{w.bind(walk_rows)}({w.bind(walk)}, {lists}, {self.n}, {self.e}, {bounds}, {w.bind(self.code.spare)})")
-        for value, base in walk.views:
-            self.store[value.name] = w.let(f"{self.whole(base)}.t()")
-
-    def _alone(self, walk: Walk) -> bool:
-        type, many = self.type, None if self.bag is None else self.reads[self.bag]
-
-        def question(indices: Indices) -> bool:
-            plan = indices.plan
-            return walk.alone(max(len(plan.rows[type]), 0 if many is None else len(plan.reads[many].index)))
-
-        return self.writer.ask(("alone", type, walk.numbers), question)
 
 
 class NativeBackText(BackText):
     """Writes the recipe of a backward pass that was just done on a CPU."""
 
     parameters = "tensors, chosen, saved, grads, records, device, fresh"
-    type_text = NativeBackTypeText
+    type_text = BackTypeText
 
     take, put = staticmethod(take_rows), staticmethod(put_rows)
 

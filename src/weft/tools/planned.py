@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from weft.api.function import VertexFunction
-from weft.api.graph import Graph
-from weft.api.vertexcall import VertexCall
+from weft.api.function import VertexFunction, prepared
 from weft.errors import StructureError, TypeMismatch
 from weft.lazy.batched import Batched
 from weft.lazy.entry import batched
@@ -114,21 +110,9 @@ def plan(fn_or_model: Any, *inputs: Any, **keywords: Any) -> Planned:
     return _plan_vertices(fn_or_model, *inputs, **keywords)
 
 
-def _plan_vertices(
-    model: VertexFunction,
-    graph: Any,
-    x: Any = None,
-    *,
-    edges: Any = None,
-    rounds: int | None = None,
-    init: Mapping[str, Tensor] | None = None,
-    at: Any = None,
-    **options: Any,
-) -> Planned:
-    if not isinstance(graph, Graph):
-        raise TypeMismatch(f"weft.plan: {type(model).__name__}: expected a weft.Graph, got {type(graph).__name__}")
+def _plan_vertices(model: VertexFunction, *inputs: Any, **keywords: Any) -> Planned:
     started = time.perf_counter()
-    vertices = VertexCall(model, graph, x, edges, rounds, init, Options.of(options), at)
+    vertices = prepared(model, *inputs, **keywords)
     found, cells, tree, cached = vertices.plan()
     seconds = time.perf_counter() - started
     plan_s = 0.0 if cached else found.seconds
@@ -137,7 +121,7 @@ def _plan_vertices(
         return vertices.engine_call(found, cells, tree, "eager")  # the plan is the same for every backend
 
     times = seconds - plan_s, plan_s
-    return Planned(vertices.name, found, cells, call, graph.num_graphs, *times, cached, vertices.options.max_rows)
+    return Planned(vertices.name, found, cells, call, vertices.graph.num_graphs, *times, cached, vertices.options.max_rows)
 
 
 def plan_recorded(fn: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Planned:

@@ -1,0 +1,211 @@
+"""Node types within recipes on a CPU: the numbers and addresses that their C functions are called with."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.graph.tape import Name, Value
+from weft.plan.plan import Read
+from weft.run.emit import Code
+from weft.run.forward import kept
+from weft.run.indices import Indices
+from weft.run.recipe import NoRecipe, Writer
+from weft.run.recipetypes import TypeText
+from weft.run.typerun import MANY_STEPS, TypeRun
+from weft.run.walk import Walk, dense
+
+CONSTANT = "0, 0"
+"""The end of a line whose number is the same in every step."""
+
+
+class NativeTypeText(TypeText):
+    """One node type within a recipe on a CPU: a piece over all rows is one walk where it can be."""
+
+    def run_whole(self, code: Code, destinations: dict[str, str] | None = None) -> None:
+        walk: Walk | None = code.walk
+        if walk is None or not self._alone(walk):
+            super().run_whole(code, destinations)
+            return
+        self.walk_whole(walk, destinations or {})
+        for value, base in walk.views:
+            self.store[value.name] = self.writer.let(f"{self.whole(base)}.t()")
+
+    def walk_whole(self, walk: Walk, destinations: dict[str, str]) -> None:
+        """Say the call of a walk over all rows; what it computes goes to its destination or joins the store."""
+        raise NotImplementedError
+
+    def into(self, value: Value, destinations: dict[str, str]) -> str:
+        """Where a walk writes a value."""
+        if value.name in destinations:
+            return destinations[value.name]
+        sizes = ", ".join(map(str, self.sizes(value)))
+        self.store[value.name] = self.writer.let(f"torch.empty(({sizes},), dtype={value.dtype})")
+        return self.store[value.name]
+
+    def _alone(self, walk: Walk) -> bool:
+        type, many = self.type, None if self.bag is None else self.reads[self.bag]
+
+        def question(indices: Indices) -> bool:
+            plan = indices.plan
+            return walk.alone(max(len(plan.rows[type]), 0 if many is None else len(plan.reads[many].index)))
+
+        return self.writer.ask(("alone", type, walk.numbers), question)
+
+
+class ForwardTypeText(NativeTypeText):
+    """One node type within a forward recipe on a CPU; `run` is how the first call ran it."""
+
+    def __init__(self, writer: Writer, run: TypeRun, arenas: dict[tuple[int, Name], str], inputs: dict[Any, int]) -> None:
+        super().__init__(writer, run, arenas, inputs)
+        self.run = run
+
+    def walk_whole(self, walk: Walk, destinations: dict[str, str]) -> None:
+        lines = [line for value in walk.takes for line in self._given(value, walk)]
+        lines += [f"{self.into(value, destinations)}.data_ptr(), {CONSTANT}" for value in walk.into]
+        bounds = "0" if self.bag is None else f"{self.bounds(self.bag)}.data_ptr()"
+        lines += [f"{number}, {CONSTANT}" for number in (self.n, self.e, bounds)]
+        self.writer.say(f"{self.writer.bind(go)}(1, {self._call(walk, lines, self.n, self.e)})")
+
+    def _call(self, walk: Walk, lines: list[str], rows: str, edges: str) -> str:
+        """The arguments of a walk. They belong in one line, so that every variable lives until the function is done."""
+        room = self.writer.bind(walk.room)
+        scratch = self.writer.let(f"fresh(({room}({rows}, {edges}),), {walk.dtype}, device)")
+        return f"{self.writer.bind(walk.run, 'walk')}, ({', '.join(lines)}), {scratch}, ({rows}, {edges})"
+
+    def _given(self, value: Value, walk: Walk, turn: bool = False) -> list[str]:
+        """The lines of a value that exists for all rows."""
+        found = self.run.whole(value)
+        name = self.whole(value)
+        if value.name not in walk.matrices:
+            return [f"{self._dense(value)}.data_ptr(), {CONSTANT}"]
+        matrix, turned, apart = dense(found.t() if walk.matrices[value.name] else found)
+        if turn:
+            shape = tuple(found.shape)
+            name = self.writer.let(f"fresh({shape}, {found.dtype}, device).copy_({name})")
+            turned, apart = False, max(shape[1], 1)
+        elif matrix.data_ptr() != found.data_ptr():
+            raise NoRecipe("a matrix that is neither dense by rows nor by columns")
+        return [f"{name}.data_ptr(), {CONSTANT}", f"{int(turned)}, {CONSTANT}", f"{apart}, {CONSTANT}"]
+
+    def _dense(self, value: Value) -> str:
+        """The variable of a value, copied if its memory is not contiguous."""
+        name = self.whole(value)
+        return name if self.run.whole(value).is_contiguous() else self.writer.let(f"{name}.contiguous()")
+
+    # Sweeps.
+
+    def sweep(self, code: Code) -> str:
+        """The arguments of the walk over this type's steps."""
+        walk: Walk = code.walk
+        lines: list[str] = []
+        for value in code.takes:
+            lines += self._taken(value, code, walk)
+        lines += [self._place(value) for value in code.stores]
+        sizes = self._cuts("sizes", lambda cuts: cuts.sizes.address)
+        lines.append(f"0, 1, {sizes}")
+        most_e = "0"
+        if self.bag is None:
+            lines += [f"0, {CONSTANT}"] * 2
+        else:
+            edges = self.fact("edge sizes", lambda indices, read: indices.edge_cuts(read).sizes.address, self.bag)
+            most_e = self.fact("most edges", lambda indices, read: indices.edge_cuts(read).most, self.bag)
+            lines += [f"0, 1, {edges}", self._column(lambda indices, read: indices.seg(read)[3], "seg bounds", self.bag, 4)]
+        return self._call(walk, lines, self._cuts("most", lambda cuts: cuts.most), most_e)
+
+    def steps(self) -> str:
+        return self._cuts("steps", len)
+
+    def _cuts(self, what: str, of: Any) -> str:
+        type = self.type
+        return self.writer.fact(("cuts", what, type), lambda indices: of(indices.step_cuts(type)))
+
+    def _column(self, of: Any, what: str, port: int, apart: int) -> str:
+        """The line of a tensor that is cut into the steps' parts."""
+        tensor = self.fact(what, lambda indices, read: of(indices, read).tensor, port)
+        starts = self.fact(f"starts of {what}", lambda indices, read: of(indices, read).cuts.offsets.address, port)
+        return f"{tensor}.data_ptr(), {apart}, {starts}"
+
+    def _taken(self, value: Value, code: Code, walk: Walk) -> list[str]:
+        at = self.run.recurrent(value)
+        if at is not None:
+            port = at.read.port
+            if value.name in code.indexed:
+                arena = self.arenas[at.read.value_class, self.code.input_name[value.name][-1]]
+                return [f"{arena}.data_ptr(), {CONSTANT}", self._index(port)]
+            return self._gathered(value, at.read)
+        if self.code.input_name.get(value.name) == ("seg",):
+            assert self.bag is not None
+            return [self._column(lambda indices, read: indices.seg(read)[2], "seg", self.bag, 8)]
+        if value.rows is None:
+            type = self.type
+            copies = value.target is torch.ops.aten.t.default and self.writer.ask(
+                ("narrow", type), lambda indices: indices.step_cuts(type).narrow >= MANY_STEPS
+            )
+            return self._given(value, walk, copies)
+        name, tensor = self._dense(value), self.run.whole(value)
+        return [f"{name}.data_ptr(), {_apart(tensor)}, {self._starts(value.rows.kind)}"]
+
+    def _starts(self, kind: str) -> str:
+        if kind == "n":
+            return self._cuts("offsets", lambda cuts: cuts.offsets.address)
+        assert self.bag is not None
+        return self.fact("edge offsets", lambda indices, read: indices.edge_cuts(read).offsets.address, self.bag)
+
+    def _index(self, port: int) -> str:
+        index = self.fact("index32", lambda indices, read: indices.read(read).index.int(), port)
+        starts = self.fact("index starts", lambda indices, read: indices.read(read).cuts.offsets.address, port)
+        return f"{index}.data_ptr(), 4, {starts}"
+
+    def _gathered(self, value: Value, read: Read) -> list[str]:
+        key, port, kind = self.code.input_name[value.name][-1], read.port, read.kind
+        arena, tensor = self.arenas[read.value_class, key], self.run.arenas[read.value_class, key]
+        nothing = f"0, {CONSTANT}"
+        if kind != "sum" and self.ask("slices", lambda indices, read: indices.read(read).all_slices, port):
+            starts = self.fact("slices", lambda indices, read: indices.read(read).starts.address, port)
+            return [f"{arena}.data_ptr(), {_apart(tensor)}, {starts}", nothing, nothing]
+        if kept(self.run, value):
+            whole = self.store[value.name] = self.empty(value)
+            to = f"{whole}.data_ptr(), {_apart(self.run.store[value.name])}, {self._starts('e' if kind == 'edges' else 'n')}"
+        else:
+            most = (
+                self._cuts("most", lambda cuts: cuts.most)
+                if kind == "sum"
+                else self.fact("most gathered", lambda indices, read: indices.read(read).cuts.most, port)
+            )
+            to = f"{self.writer.empty([most, *tensor.shape[1:]], tensor.dtype)}.data_ptr(), {CONSTANT}"
+        lines = [to, f"{arena}.data_ptr(), {CONSTANT}", self._index(port)]
+        if kind == "sum":
+            lines.append(self._column(lambda indices, read: indices.read(read).bounds, "sum bounds", port, 4))
+        return lines
+
+    def _place(self, value: Value) -> str:
+        """Where steps write a value."""
+        names = self.code.exchanged.get(id(value), [])
+        if not names:
+            self.store[value.name] = self.empty(value)
+        elif self.class_range(names[0][0]):
+            self.store[value.name] = self.class_part(*names[0])
+        else:
+            type, (output, key) = self.type, names[0]
+            self.in_class[value.name] = output, key
+            starts = self.writer.fact(
+                ("class starts", type, output), lambda indices: indices.class_starts(type, output).address
+            )
+            number = self.plan.class_of[type, output]
+            return f"{self.arenas[number, key]}.data_ptr(), {_apart(self.run.arenas[number, key])}, {starts}"
+        kind = value.rows.kind if value.rows is not None else "n"
+        return f"{self.store[value.name]}.data_ptr(), {_apart(self.run.store[value.name])}, {self._starts(kind)}"
+
+
+def _apart(tensor: torch.Tensor) -> int:
+    return tensor.stride(0) * tensor.element_size()
+
+
+def go(steps: int, run: Any, lines: Sequence[int], scratch: Tensor, most: tuple[int, int]) -> None:
+    """All steps of one type."""
+    run(array("q", lines), 0, steps, scratch, most)
