@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft
 import weft.nn
+from kernel_parts import watch_recipes
 from weft.api import modelcache
 from weft.plan.schedule import PlanCache
 from weft.run.nativeexecution import NativeExecution
@@ -300,15 +301,7 @@ def test_inputs_of_another_dtype_fail_in_the_users_code(dtype: torch.dtype) -> N
 
 def test_later_calls_went_by_a_recipe_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above are about: without recipes they would show nothing."""
-    seen: list[bool] = []
-    right = NativeExecution.forward
-
-    def forward(self: NativeExecution, tensors: Any) -> list[Tensor]:
-        found = right(self, tensors)
-        seen.append(self.recipe is not None)
-        return found
-
-    monkeypatch.setattr(NativeExecution, "forward", forward)
+    seen = watch_recipes(monkeypatch, NativeExecution)
     model = Gates()
     for _ in range(2):
         model(TREE, rows(5))

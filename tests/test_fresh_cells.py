@@ -6,29 +6,18 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import weft
 from fresh_cells import CELLS
-from weft.run.gpu.launch import has_triton, interpreted
+from kernel_parts import NEEDS_TRITON, results
+from weft.run.gpu.launch import interpreted
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 pytestmark = [
-    pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
-    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),  # of rows that do not exist
+    *NEEDS_TRITON,
     pytest.mark.skipif(not (interpreted() or DEVICE.type == "cuda"), reason="no GPU, and kernels are not interpreted"),
 ]
-
-
-def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
-    """Outputs and all gradients, by name."""
-    model.zero_grad()
-    x = x.detach().clone().requires_grad_()
-    out = model(graph, x, backend=backend)
-    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum().backward()
-    found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
-    return {name: tensor.clone() for name, tensor in found.items() if tensor is not None}
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import weft
+from kernel_parts import poison_memory
 from weft import cc
 from weft.run import kernel, native, parallel, spare
 from weft.run.ctext import PRELUDE
@@ -161,13 +162,7 @@ def shapes() -> dict[str, weft.Graph]:
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory with unknown contents holds NaN, and a little of it is kept for the next time."""
-    empty = torch.empty
-
-    def nan(*args: Any, **options: Any) -> torch.Tensor:
-        made = empty(*args, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch, "empty", nan)
+    poison_memory(monkeypatch)
     monkeypatch.setattr(spare, "LEAST", 1)
 
 

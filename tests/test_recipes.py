@@ -6,56 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import weft
 import weft.nn
+from kernel_parts import NEEDS_INTERPRETER, poison_memory, results, watch_recipes
 from weft.run.gpu import apart
 from weft.run.gpu.execution import GpuExecution
-from weft.run.gpu.launch import has_triton, interpreted
 
-pytestmark = [
-    pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
-    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),  # of rows that do not exist
-    pytest.mark.skipif(not interpreted(), reason="Triton compiles for a GPU here; tests/gpu checks that"),
-]
+pytestmark = NEEDS_INTERPRETER
 
 
 @pytest.fixture
 def by_recipe(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For every forward pass, whether it went by a recipe."""
-    seen: list[bool] = []
-    right = GpuExecution.forward
-
-    def forward(self: GpuExecution, tensors: Any) -> list[Tensor]:
-        found = right(self, tensors)
-        seen.append(self.recipe is not None)
-        return found
-
-    monkeypatch.setattr(GpuExecution, "forward", forward)
-    return seen
-
-
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory is full of NaN: what is not written is noticed."""
-    right = torch.empty
-
-    def empty(*args: Any, **kwargs: Any) -> Tensor:
-        made = right(*args, **kwargs)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch, "empty", empty)
-
-
-def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
-    """Outputs and all gradients, by name."""
-    model.zero_grad()
-    x = x.clone().requires_grad_()
-    out = model(graph, x, backend=backend)
-    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
-    found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    return watch_recipes(monkeypatch, GpuExecution)
 
 
 def tree(leaves: int) -> weft.Graph:
@@ -73,6 +38,11 @@ MODELS = {
     "child-sum": lambda: weft.nn.ChildSumTreeLSTM(3, 4),
     "gru": lambda: weft.nn.TreeGRU(3, 4),
 }
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_memory(monkeypatch)
 
 
 @pytest.mark.usefixtures("poisoned")

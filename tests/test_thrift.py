@@ -11,15 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 import weft.nn
+from kernel_parts import NEEDS_INTERPRETER
 from weft.run.gpu.execution import GpuExecution
-from weft.run.gpu.launch import has_triton, interpreted
 from weft.run.gpu.totals import column_sums
 
-pytestmark = [
-    pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
-    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),  # of rows that do not exist
-    pytest.mark.skipif(not interpreted(), reason="Triton compiles for a GPU here; tests/gpu checks that"),
-]
+pytestmark = NEEDS_INTERPRETER
 
 D = 20  # two tiles of columns
 

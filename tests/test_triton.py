@@ -6,21 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import weft
 import weft.nn
+from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
 from weft.run.gpu import sweep, table
 from weft.run.gpu.job import Tile
-from weft.run.gpu.launch import has_triton, interpreted
 from weft.testing import assert_equivalent, random_program, random_structure
 from weft.testing.programs import SAMPLES
 
-pytestmark = [
-    pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
-    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),  # of rows that do not exist
-    pytest.mark.skipif(not interpreted(), reason="Triton compiles for a GPU here; tests/gpu checks that"),
-]
+pytestmark = NEEDS_INTERPRETER
 
 STEPWISE = "backend 'triton' runs its steps one by one, for no kernel can express"
 FALLS_BACK = {
@@ -46,26 +41,9 @@ def test_what_no_kernel_expresses_runs_step_by_step_and_says_why(sample: str) ->
     assert FALLS_BACK[sample] in {str(warning.message) for warning in told}
 
 
-def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
-    """Outputs and all gradients, by name."""
-    model.zero_grad()
-    x = x.clone().requires_grad_()
-    out = model(graph, x, backend=backend)
-    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
-    found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory is full of NaN: what a kernel does not write is noticed."""
-    right = torch.empty
-
-    def empty(*args: Any, **kwargs: Any) -> Tensor:
-        made = right(*args, **kwargs)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch, "empty", empty)
+    poison_memory(monkeypatch)
 
 
 @pytest.mark.usefixtures("poisoned")

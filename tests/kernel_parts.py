@@ -1,0 +1,56 @@
+"""What tests of kernels and recipes share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.run.gpu.launch import has_triton, interpreted
+
+NEEDS_TRITON = [
+    pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
+    pytest.mark.filterwarnings("ignore:(invalid|divide|overflow):RuntimeWarning"),  # of rows that do not exist
+]
+NEEDS_INTERPRETER = [
+    *NEEDS_TRITON,
+    pytest.mark.skipif(not interpreted(), reason="Triton compiles for a GPU here; tests/gpu checks that"),
+]
+
+
+def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
+    """Outputs and all gradients, by name."""
+    model.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    out = model(graph, x, backend=backend)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum().backward()
+    found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+    return {name: tensor.clone() for name, tensor in found.items() if tensor is not None}
+
+
+def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN from here on: what is read before it is written is noticed."""
+    empty = torch.empty
+
+    def nan(*args: Any, **options: Any) -> Tensor:
+        made = empty(*args, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", nan)
+
+
+def watch_recipes(monkeypatch: pytest.MonkeyPatch, execution: type) -> list[bool]:
+    """For every forward pass of a class of executions from here on, whether it goes by a recipe."""
+    seen: list[bool] = []
+    right = execution.forward
+
+    def forward(self: Any, tensors: Any) -> list[Tensor]:
+        found = right(self, tensors)
+        seen.append(self.recipe is not None)
+        return found
+
+    monkeypatch.setattr(execution, "forward", forward)
+    return seen
