@@ -65,5 +65,5 @@ def inputs(n: int = 6) -> Tensor:
     return torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
-def equivalent(fn: Any, *inputs: Any, **options: Any) -> None:
+def assert_equals_loop(fn: Any, *inputs: Any, **options: Any) -> None:
     weft.testing.assert_equivalent(fn, *inputs, **{"policies": ["auto"], "backends": ["auto"], **options})

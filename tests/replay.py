@@ -22,7 +22,7 @@ def options_of(seed: int) -> dict[str, Any]:
     return options
 
 
-def check(seed: int, models: dict[str, VertexFunction] | None = None, **chosen: Any) -> RandomProgram:
+def assert_programs_agree(seed: int, models: dict[str, VertexFunction] | None = None, **chosen: Any) -> RandomProgram:
     """One random program under every policy; a failure names the seed and how to see it again."""
     program, inputs = random_program(seed, models=models)
     try:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
         program, (graph, *_) = random_program(seed)
         print(f"seed {seed}: {program.name}, rounds={program.rounds}, options {options_of(seed)}")
         print(f"  {graph}: children {graph.children.tolist()}, offsets {graph.offsets.tolist()}, types {graph.types}")
-        check(seed)
+        assert_programs_agree(seed)
         print("  batched equals one by one under every policy")
 
 

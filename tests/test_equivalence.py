@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from replay import check
+from replay import assert_programs_agree
 from weft.api.function import VertexFunction
 from weft.run import collect, columns, gather
 from weft.testing import assert_equivalent, random_program, random_structure
@@ -32,7 +32,7 @@ def models() -> dict[str, VertexFunction]:
 @pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
 def test_random_programs_agree_under_every_policy(first: int, models: dict[str, VertexFunction]) -> None:
     for seed in range(first, first + AT_ONCE):
-        check(seed, models)
+        assert_programs_agree(seed, models)
 
 
 @pytest.mark.parametrize("small", [0, gather.SMALL], ids=["scratch memory", "kept memory"])
@@ -44,7 +44,7 @@ def test_random_programs_agree_when_steps_come_in_small_blocks(
     for module in (gather, collect):
         monkeypatch.setattr(module, "SMALL", small)
     for seed in range(60):
-        check(seed, models)
+        assert_programs_agree(seed, models)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")  # Inductor's own imports

@@ -120,7 +120,7 @@ TWO_KEYS: list[tuple[Body, type[WeftError], str]] = [
 ]
 
 
-def check(model: Cell, kind: type[WeftError], message: str, backend: str) -> None:
+def assert_named(model: Cell, kind: type[WeftError], message: str, backend: str) -> None:
     with pytest.raises(kind) as caught:
         model(CHAIN, X, backend=backend)
     assert str(caught.value) == f"Cell: {message}"
@@ -133,7 +133,7 @@ def check(model: Cell, kind: type[WeftError], message: str, backend: str) -> Non
 @pytest.mark.parametrize(("body", "kind", "message"), CASES, ids=[message for _, _, message in CASES])
 def test_a_mistake_in_forward_is_named(body: Body, kind: type[WeftError], message: str, backend: str) -> None:
     model = Cell(body)
-    check(model, kind, message, backend)
+    assert_named(model, kind, message, backend)
     model.body = sums
     assert torch.equal(model(CHAIN, X, backend=backend), SUMS)
 
@@ -141,7 +141,7 @@ def test_a_mistake_in_forward_is_named(body: Body, kind: type[WeftError], messag
 @pytest.mark.parametrize("backend", ["eager", "reference"])
 @pytest.mark.parametrize(("body", "kind", "message"), TWO_KEYS, ids=[message for _, _, message in TWO_KEYS])
 def test_a_mistake_with_several_keys_is_named(body: Body, kind: type[WeftError], message: str, backend: str) -> None:
-    check(Cell(body, {"h": (2,), "c": (2,)}), kind, message, backend)
+    assert_named(Cell(body, {"h": (2,), "c": (2,)}), kind, message, backend)
 
 
 def test_a_missing_input_is_named_when_it_is_pulled() -> None:

@@ -38,7 +38,7 @@ TRACED: dict[str, Any] = {}
 """Models that keep their traces from test to test; what is planned is planned anew under each fault."""
 
 
-def quick_suite(models: dict[str, Any], backend: str = "eager") -> None:
+def check_quick_suite(models: dict[str, Any], backend: str = "eager") -> None:
     for model in models.values():
         ModelCache.of(model).plans = PlanCache()
     for seed, (sample, kind) in enumerate(QUICK):
@@ -82,7 +82,7 @@ def check_what_changes_between_calls() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_without_faults_the_quick_suite_passes(backend: str) -> None:
-    quick_suite(TRACED, backend)
+    check_quick_suite(TRACED, backend)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -90,14 +90,14 @@ def test_a_fault_is_noticed(name: str) -> None:
     models = {} if name in FAULTS_OF_TRACING else TRACED
     backend = "auto" if name in FAULTS_OF_KERNELS else "eager"
     with FAULTS[name](), pytest.raises(AssertionError, match=rf"^policy '\w+', backend '{backend}': (output|gradient of )"):
-        quick_suite(models, backend)
+        check_quick_suite(models, backend)
 
 
 def test_after_all_faults_the_engine_is_whole_again() -> None:
     for make in FAULTS.values():
         with make():
             pass
-    quick_suite(TRACED)
+    check_quick_suite(TRACED)
 
 
 def test_there_are_at_least_ten() -> None:

@@ -37,7 +37,9 @@ def noise(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def empty_like_full(model: weft.VertexFunction, full: weft.Graph, empty: weft.Graph, backend: str, **keywords: Any) -> None:
+def assert_empty_like_full(
+    model: weft.VertexFunction, full: weft.Graph, empty: weft.Graph, backend: str, **keywords: Any
+) -> None:
     """An empty batch gives what a full one gives, with no rows, and can be trained on."""
     expected = model(full, noise(full.num_vertices), backend=backend, **keywords)
     found = model(empty, noise(0), backend=backend, **keywords)
@@ -53,14 +55,14 @@ def empty_like_full(model: weft.VertexFunction, full: weft.Graph, empty: weft.Gr
 @pytest.mark.parametrize("pushes", [True, False])
 def test_an_empty_batch(backend: str, keywords: dict[str, int], pushes: bool) -> None:
     for empty in (weft.Graph([]), weft.Graph.batch([]), weft.Graph.batch([weft.Graph([])] * 3)):
-        empty_like_full(Sum(pushes), weft.Graph.chain(3), empty, backend, **keywords)
+        assert_empty_like_full(Sum(pushes), weft.Graph.chain(3), empty, backend, **keywords)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_empty_batch_of_types_of_which_the_first_pushes_nothing(backend: str) -> None:
     model = weft.Typed({"leaf": Sum(pushes=False), "node": Sum()})
     full = weft.Graph([[], [0]], types=["leaf", "node"])
-    empty_like_full(model, full, weft.Graph([], types=[]), backend)
+    assert_empty_like_full(model, full, weft.Graph([], types=[]), backend)
     empty = weft.nn.TreeFC(4)(weft.Graph([], types=[]), torch.zeros(0, 4), backend=backend)
     assert empty.shape == (0, 4)
 

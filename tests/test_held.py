@@ -53,7 +53,7 @@ def results(net: nn.Module, backend: str) -> dict[str, Tensor | None]:
     return {"out": out.detach(), **{name: p.grad for name, p in net.named_parameters()}}
 
 
-def same(net: nn.Module) -> None:
+def assert_same(net: nn.Module) -> None:
     found, expected = results(net, "auto"), results(net, "reference")
     for name, tensor in expected.items():
         if tensor is None:
@@ -69,7 +69,7 @@ def test_a_call_like_the_last_one_asks_no_trace_by_itself(monkeypatch: pytest.Mo
     for _ in range(2):
         net(GRAPH, ROWS)
     monkeypatch.setattr(Trace, "holds", lambda trace: pytest.fail("one by one"))
-    same(net)
+    assert_same(net)
 
 
 CHANGES: dict[str, Any] = {
@@ -92,46 +92,46 @@ CHANGES: dict[str, Any] = {
 def test_a_change_in_any_of_the_cells_is_honoured(change: str, kind: str) -> None:
     net = model()
     for _ in range(2):
-        same(net)
+        assert_same(net)
     CHANGES[change](net.functions[kind])
     for _ in range(2):
-        same(net)
+        assert_same(net)
 
 
 def test_another_function_for_a_type_is_honoured() -> None:
     net = model()
-    same(net)
+    assert_same(net)
     net.functions["node"] = Part(nn.Linear(3, 3))
-    same(net)
+    assert_same(net)
     before = net.functions["node"]
     net.functions["node"] = Part(nn.Linear(3, 3))
-    same(net)
+    assert_same(net)
     net.functions["node"] = before
-    same(net)
+    assert_same(net)
 
 
 def test_a_replaced_function_lives_as_long_as_its_trace() -> None:
     """Cells are known by the address of their function: another one at the same address would be taken for it."""
     net = model()
-    same(net)
+    assert_same(net)
     old = weakref.ref(net.functions["node"])
     for _ in range(3):
         net.functions["node"] = Part(nn.Linear(3, 3))
-        same(net)
+        assert_same(net)
     gc.collect()
     assert old() is not None
 
 
 def test_a_global_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     net = model()
-    same(net)
+    assert_same(net)
     monkeypatch.setitem(globals(), "SCALE", 0.25)
-    same(net)
+    assert_same(net)
 
 
 def test_hooks_on_a_module_within_are_run() -> None:
     net, seen = model(), list[int]()
-    same(net)
+    assert_same(net)
     own = net.functions["node"].own
     with pytest.warns(weft.FallbackWarning, match="carries hooks"):
         own.register_forward_hook(lambda module, args, out: seen.append(1))

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 import weft
 import weft.testing
-from lazy_parts import TREES, Node, equivalent, tree_net
+from lazy_parts import TREES, Node, assert_equals_loop, tree_net
 
 
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("granularity", ["auto", "operator", "cell"])
 def test_trees_equal_the_loop(marked: bool, granularity: str) -> None:
     model = tree_net(marked)
-    equivalent(weft.batched(model, granularity=granularity), TREES)
+    assert_equals_loop(weft.batched(model, granularity=granularity), TREES)
 
 
 def test_every_policy_and_backend_agrees() -> None:
@@ -92,7 +92,7 @@ def test_cells_may_be_functions_methods_and_classes() -> None:
             return a, rest["b"]
 
     torch.manual_seed(0)
-    equivalent(Net().double(), torch.randn(3, 3, dtype=torch.float64))
+    assert_equals_loop(Net().double(), torch.randn(3, 3, dtype=torch.float64))
 
 
 Pair = namedtuple("Pair", "first second")
@@ -175,7 +175,7 @@ def test_gradients_reach_inputs_parameters_and_captured_tensors() -> None:
     def fn(x: Tensor, i: int) -> Tensor:
         return (x * captured + table[i]).sum() * captured[i % 3]
 
-    equivalent(fn, torch.randn(4, 3, dtype=torch.float64), [0, 1, 2, 3])
+    assert_equals_loop(fn, torch.randn(4, 3, dtype=torch.float64), [0, 1, 2, 3])
 
 
 def test_writing_into_values_is_functional() -> None:
@@ -190,7 +190,7 @@ def test_writing_into_values_is_functional() -> None:
         y[0] = 5.0
         return out, same, y
 
-    equivalent(fn, torch.randn(3, 2, dtype=torch.float64))
+    assert_equals_loop(fn, torch.randn(3, 2, dtype=torch.float64))
 
 
 def test_grad_mode_and_autocast_belong_to_the_calls() -> None:
@@ -235,7 +235,7 @@ def test_nested_batches_are_recorded_in_the_outer_one() -> None:
         return inner(xs, [xs[1], xs[0]]).sum(0) if weft.is_tensor(xs) else xs
 
     xs = torch.randn(3, 2, 4, dtype=torch.float64)
-    equivalent(outer, xs)
+    assert_equals_loop(outer, xs)
 
 
 def test_two_threads_record_independently() -> None:

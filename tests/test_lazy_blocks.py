@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import weft
 import weft.testing
-from lazy_parts import TREES, equivalent, tree_net
+from lazy_parts import TREES, assert_equals_loop, tree_net
 from weft.lazy.chains import Chains, Recorded
 from weft.lazy.kinds import kind_of
 from weft.lazy.ops import Arg, Op
@@ -84,9 +84,9 @@ def test_blocks_are_redone_when_a_later_recording_contradicts() -> None:
         return h * 2
 
     x = torch.randn(4, 3, dtype=torch.float64)
-    equivalent(fn, x, [False] * 4)
-    equivalent(fn, x, [False, True, False, True])
-    equivalent(fn, x, [False] * 4)
+    assert_equals_loop(fn, x, [False] * 4)
+    assert_equals_loop(fn, x, [False, True, False, True])
+    assert_equals_loop(fn, x, [False] * 4)
     net = weft.batched(fn, cache=lambda x, twice: (tuple(x.tolist()), twice))
     expected = torch.stack([fn(row, i % 2 == 1) for i, row in enumerate(x)])
     for _ in range(2):
@@ -104,7 +104,7 @@ def test_equal_code_at_two_places_equals_the_loop() -> None:
             h = h * weight
         return h
 
-    equivalent(fn, [True, False, True], [1, 2, 3], tolerance=1e-6)
+    assert_equals_loop(fn, [True, False, True], [1, 2, 3], tolerance=1e-6)
 
 
 # Known failures of others.
@@ -119,7 +119,9 @@ def test_every_reader_gets_its_own_slice() -> None:
         parts = linear(x).chunk(4)
         return parts[way] * parts[(way + 1) % 4] - parts[0]
 
-    equivalent(fn, torch.randn(8, 4, dtype=torch.float64), [0, 1, 2, 3, 3, 2, 1, 0], policies=["auto", "depth", "agenda"])
+    assert_equals_loop(
+        fn, torch.randn(8, 4, dtype=torch.float64), [0, 1, 2, 3, 3, 2, 1, 0], policies=["auto", "depth", "agenda"]
+    )
 
 
 def test_mutually_recursive_kinds_of_calls_always_have_a_candidate() -> None:
@@ -137,7 +139,7 @@ def test_mutually_recursive_kinds_of_calls_always_have_a_candidate() -> None:
         return h["a"] + h["b"]
 
     words = ["abab", "ba", "aabb", "", "bbbaaa"]
-    equivalent(fn, torch.randn(5, 3, dtype=torch.float64), words, policies=["auto", "depth", "agenda", "condense"])
+    assert_equals_loop(fn, torch.randn(5, 3, dtype=torch.float64), words, policies=["auto", "depth", "agenda", "condense"])
 
 
 def test_dropout_runs_as_one_batch() -> None:

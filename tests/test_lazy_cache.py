@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import weft
 import weft.testing
-from lazy_parts import TREES, Grower, equivalent, inputs, tree_net
+from lazy_parts import TREES, Grower, assert_equals_loop, inputs, tree_net
 
 
 def test_kept_recordings_do_not_run_the_function_again() -> None:
@@ -38,8 +38,8 @@ def test_kept_recordings_do_not_run_the_function_again() -> None:
 
 def test_kept_recordings_equal_the_loop() -> None:
     net = weft.batched(tree_net(), cache=str)
-    equivalent(net, TREES)
-    equivalent(net, [*TREES, (1, 1)])
+    assert_equals_loop(net, TREES)
+    assert_equals_loop(net, [*TREES, (1, 1)])
 
 
 def test_equal_keys_of_other_types_are_other_examples() -> None:

@@ -39,14 +39,14 @@ def test_status(text: str, layers: Layers, monkeypatch: pytest.MonkeyPatch) -> N
     found = net(X, [0, 2])
     assert bool(asked) == (CALLS[text] == NEEDS)
     for result, x, i in zip(found, X, [0, 2], strict=True):
-        _same(result, fn(x, i))
+        assert_same(result, fn(x, i))
 
 
-def _same(got: Any, expected: Any) -> None:
+def assert_same(got: Any, expected: Any) -> None:
     if isinstance(expected, list):
         assert len(got) == len(expected)
         for a, b in zip(got, expected, strict=True):
-            _same(a, b)
+            assert_same(a, b)
     elif isinstance(expected, torch.Tensor):
         assert got.dtype == expected.dtype and torch.allclose(got, expected, atol=1e-12)
     else:

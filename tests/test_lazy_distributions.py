@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
 import weft
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 
 X = torch.randn(64, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
@@ -48,7 +48,7 @@ def test_log_prob_and_entropy_equal_the_loop() -> None:
             Bernoulli(probs=h.sigmoid()).entropy(),
         )
 
-    equivalent(fn, X[:4])
+    assert_equals_loop(fn, X[:4])
 
 
 def test_policy_gradients_by_sampling() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 from weft.lazy.fibers import Fibers
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -26,7 +26,7 @@ def test_operations_on_what_is_given_are_recorded_and_batched() -> None:
     assert all(type(x) is weft.Value for x in seen)
     planned = weft.plan(weft.batched(lambda x: torch.tanh(x * 2) + 1), X)
     assert planned.stats()["examples"] == 4 and planned.stats()["batches"] <= 2
-    equivalent(lambda x: torch.tanh(x * 2) @ x, X.clone().requires_grad_())
+    assert_equals_loop(lambda x: torch.tanh(x * 2) @ x, X.clone().requires_grad_())
 
 
 @pytest.mark.parametrize("given", [X, list(X), tuple(X)], ids=["tensor", "list", "tuple"])
@@ -106,7 +106,7 @@ def test_sequences_of_different_lengths_batch_item_by_item() -> None:
         return h + linear(rows[0]) + linear(rows[-1])
 
     sequences = [torch.randn(n, 3, dtype=torch.float64) for n in (1, 4, 2, 7)]
-    equivalent(fn, sequences)
+    assert_equals_loop(fn, sequences)
     state = weft.batched(fn).state
     assert len(state.library.types) < 14, "no kind of call for each length"
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 
 DIM, WORDS = 4, 12
 SENTENCES = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10], [3]]
@@ -332,5 +332,5 @@ def numbers_of_its_own(words: list[int]) -> Any:
 
 @pytest.mark.parametrize("fn", MODELS, ids=lambda fn: fn.__name__)
 def test_models_equal_their_loop(fn: Callable[..., Any]) -> None:
-    equivalent(weft.batched(fn, stack=False), SENTENCES)
+    assert_equals_loop(weft.batched(fn, stack=False), SENTENCES)
     assert len(weft.batched(fn, stack=False)(SENTENCES[::-1])) == len(SENTENCES)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 
 SEQUENCES = [torch.randn(n, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (3, 5, 1, 3)]
 LAYERS: dict[str, Any] = {
@@ -37,7 +37,7 @@ def test_sequences_of_different_lengths_equal_the_loop(name: str, granularity: s
         out, last = module(x)
         return out[-1], out.sum(0), last
 
-    equivalent(weft.batched(fn, granularity=granularity), SEQUENCES)
+    assert_equals_loop(weft.batched(fn, granularity=granularity), SEQUENCES)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "two layers, both ways"])
@@ -52,14 +52,14 @@ def test_states_to_begin_with(name: str) -> None:
         again, _ = module(torch.tanh(x), last)
         return out[0] + again[-1]
 
-    equivalent(fn, SEQUENCES)
+    assert_equals_loop(fn, SEQUENCES)
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_batches_inside_an_example(batch_first: bool) -> None:
     torch.manual_seed(0)
     module = nn.GRU(4, 3, batch_first=batch_first).double()
-    equivalent(lambda x: module(x * 2), torch.randn(3, 2, 5, 4, dtype=torch.float64))
+    assert_equals_loop(lambda x: module(x * 2), torch.randn(3, 2, 5, 4, dtype=torch.float64))
 
 
 def test_a_value_as_the_sequence_and_inside_of_a_sequential_part() -> None:
@@ -69,7 +69,7 @@ def test_a_value_as_the_sequence_and_inside_of_a_sequential_part() -> None:
         rows, (h, _) = module(torch.stack([embed(torch.tensor(word)) for word in words]))
         return out(rows).sum(0) + out(h[0])
 
-    equivalent(fn, [[1, 2, 3], [4], [5, 6, 0, 1]])
+    assert_equals_loop(fn, [[1, 2, 3], [4], [5, 6, 0, 1]])
 
 
 def test_lengths_run_together() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 LINEAR = nn.Linear(3, 3).double()
@@ -130,7 +130,7 @@ def test_cells_made_in_the_function_are_learned_once() -> None:
             x = step(x)
         return weft.cell(lambda h: torch.vmap(torch.sin)(h) * 2)(x)
 
-    equivalent(fn, X)
+    assert_equals_loop(fn, X)
     net = weft.batched(fn)
     known = len(net.state.fines)
     net(X)
@@ -152,7 +152,7 @@ def test_cells_of_a_method_are_learned_once() -> None:
             return step(step(x))
 
     model = Net()
-    equivalent(model, X)
+    assert_equals_loop(model, X)
     known = len(weft.lazy.state.state_of(model).fines)
     weft.batched(model)(X)
     assert len(weft.lazy.state.state_of(model).fines) == known

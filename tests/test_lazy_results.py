@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 from weft.lazy import chains
 from weft.lazy.coarsen import Coarse
 
@@ -87,7 +87,7 @@ def test_batches_inside_batches_return_what_batches_return() -> None:
     assert torch.allclose(weft.batched(outer)(rows[:2]), torch.stack([outer(each) for each in rows[:2]]))
     assert kinds[0] == kinds[2] == ([3, 3], None, ["text"] * 2, [True, True], [1.5, 1.5])
     assert weft.batched(lambda rows: inner(rows)[0].sum())(rows).tolist()[2] == 0
-    equivalent(lambda rows: inner(rows)[0].sum(0), rows[:2])
+    assert_equals_loop(lambda rows: inner(rows)[0].sum(0), rows[:2])
 
 
 def test_batches_inside_batches_name_their_own_examples() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import weft
 import weft.testing
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 
 
 def test_lists_of_different_lengths_batch_together() -> None:
@@ -36,7 +36,7 @@ def test_lists_of_different_lengths_batch_together() -> None:
         }
 
     counts = [1, 3, 2, 3]
-    equivalent(fn, counts, torch.randn(4, 3, dtype=torch.float64))
+    assert_equals_loop(fn, counts, torch.randn(4, 3, dtype=torch.float64))
     state = weft.lazy.state.state_of(fn)
     reductions = [kind for kind in state.library.types if kind.many is not None]
     assert reductions and not [kind for kind in state.library.types if kind.name == "stack"]
@@ -47,7 +47,7 @@ def test_a_stack_that_is_needed_as_a_whole_is_made() -> None:
         rows = torch.stack([x * i for i in range(n)])
         return rows.flatten().sum() + rows.cumsum(0)[-1].sum() + rows.max(0).values.sum() + len(rows) + rows.T.sum()
 
-    equivalent(fn, [1, 3, 2], torch.randn(3, 2, dtype=torch.float64))
+    assert_equals_loop(fn, [1, 3, 2], torch.randn(3, 2, dtype=torch.float64))
 
 
 def test_stacks_do_what_tensors_do() -> None:
@@ -79,6 +79,6 @@ def test_numbers_that_vary_do_not_make_a_kind_of_call_each() -> None:
         rows = weight * 1
         return rows[i] * (i + 0.5) - i
 
-    equivalent(fn, list(range(30)))
+    assert_equals_loop(fn, list(range(30)))
     state = weft.lazy.state.state_of(fn)
     assert len(state.library.types) < 20

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import weft
 import weft.testing
-from lazy_parts import TREES, Grower, equivalent, inputs, tree_net
+from lazy_parts import TREES, Grower, assert_equals_loop, inputs, tree_net
 from weft.lazy import fibers
 
 
 def test_branches_and_loops_on_values_equal_the_loop_with_gradients() -> None:
-    equivalent(Grower().double(), inputs())
+    assert_equals_loop(Grower().double(), inputs())
 
 
 def test_waiting_examples_run_together() -> None:
@@ -66,7 +66,7 @@ def test_every_way_to_ask_for_a_number(ask: str) -> None:
             weft.value(total) if ask == "item" else total
         )
 
-    equivalent(fn, inputs(3)[:, :2])
+    assert_equals_loop(fn, inputs(3)[:, :2])
 
 
 def test_gradients_flow_through_all_flushes_in_one_backward() -> None:
@@ -79,7 +79,7 @@ def test_gradients_flow_through_all_flushes_in_one_backward() -> None:
             return second * first
         return weft.value(second) + first
 
-    equivalent(fn, inputs())
+    assert_equals_loop(fn, inputs())
 
 
 def test_no_grad_in_one_example_does_not_leak_into_another() -> None:
@@ -150,7 +150,7 @@ def test_generators_and_exceptions_of_the_users_code_work() -> None:
         except KeyError:
             return total * 2
 
-    equivalent(fn, inputs())
+    assert_equals_loop(fn, inputs())
 
 
 def test_an_error_cancels_the_others_cleanly() -> None:
@@ -202,7 +202,7 @@ def test_sync_lets_examples_meet_again() -> None:
         weft.sync("grown")
         return h * 2 if h.sum() > 0 else h
 
-    equivalent(fn, inputs(), [0, 3, 1, 2, 0, 4])
+    assert_equals_loop(fn, inputs(), [0, 3, 1, 2, 0, 4])
     weft.sync("nothing to wait for outside of a batched call")
 
 

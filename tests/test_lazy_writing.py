@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from lazy_parts import equivalent
+from lazy_parts import assert_equals_loop
 
 LINEAR = nn.Linear(3, 3).double()
 
@@ -158,7 +158,7 @@ CASES: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_writing_equals_the_loop(fn: Callable[..., Any]) -> None:
-    equivalent(fn, inputs())
+    assert_equals_loop(fn, inputs())
 
 
 def test_counting_with_numbers_asks_for_nothing() -> None:
@@ -200,8 +200,8 @@ def test_writing_through_detach_changes_the_numbers_and_keeps_the_gradients() ->
         h[1:] *= 2
         return shown * 1, h
 
-    equivalent(through_detach, inputs())
-    equivalent(read_after, inputs())
+    assert_equals_loop(through_detach, inputs())
+    assert_equals_loop(read_after, inputs())
 
 
 def test_writing_that_cannot_be_followed_raises() -> None:
@@ -238,7 +238,7 @@ def test_writing_that_cannot_be_followed_raises() -> None:
         with pytest.raises(weft.TraceError) as error:
             weft.batched(fn)(inputs())
         assert str(error.value) == message
-    equivalent(shared_rows, inputs())
+    assert_equals_loop(shared_rows, inputs())
 
 
 @pytest.mark.parametrize("name", ["unsqueeze_", "squeeze_", "t_", "transpose_"])

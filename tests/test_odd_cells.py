@@ -183,7 +183,7 @@ def uses_one_weight_many_times(m: Any, v: Any) -> None:
     give(v, h)
 
 
-def check(code: Callable[[Any, Any], None], graph: weft.Graph, **options: Any) -> None:
+def assert_right(code: Callable[[Any, Any], None], graph: weft.Graph, **options: Any) -> None:
     torch.manual_seed(0)
     n = graph.num_vertices
     x = {"x": torch.randn(n, D, dtype=F64), "flag": torch.rand(n) > 0.5, "number": torch.arange(n) % 5}
@@ -203,14 +203,14 @@ STRUCTURES = {
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_cell_is_right(name: str, structure: str) -> None:
-    check(ODD[name], STRUCTURES[structure])
+    assert_right(ODD[name], STRUCTURES[structure])
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_cell_is_right_in_rounds(name: str) -> None:
-    check(ODD[name], random_structure(6, "cyclic", size=8), rounds=2)
+    assert_right(ODD[name], random_structure(6, "cyclic", size=8), rounds=2)
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_cell_is_right_when_it_recomputes_in_small_steps(name: str) -> None:
-    check(ODD[name], STRUCTURES["dag"], recompute=True, max_rows=2)
+    assert_right(ODD[name], STRUCTURES["dag"], recompute=True, max_rows=2)

@@ -102,7 +102,7 @@ def met(own: Tensor, kids: Tensor) -> Tensor:
     return own + kids.sum(0) + kids.amax(0) + seen
 
 
-def run_both(model: Meeting, graph: weft.Graph, backend: str, expected: Callable[[Tensor], Tensor]) -> None:
+def assert_equals_formula(model: Meeting, graph: weft.Graph, backend: str, expected: Callable[[Tensor], Tensor]) -> None:
     """Compare output and gradients on the graph with the formula, given tanh(w(x))."""
     x, cotangent = noise(graph.num_vertices, 3).requires_grad_(), noise(graph.num_vertices, 2)
     found = model(graph, x, backend=backend)
@@ -118,13 +118,13 @@ def run_both(model: Meeting, graph: weft.Graph, backend: str, expected: Callable
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_a_star_of_100_000_children(backend: str) -> None:
     star = weft.Graph((np.arange(N), np.array([0] * (N + 1) + [N])))
-    run_both(Meeting(), star, backend, lambda h: torch.cat([h[:-1], met(h[-1], h[:-1])[None]]))
+    assert_equals_formula(Meeting(), star, backend, lambda h: torch.cat([h[:-1], met(h[-1], h[:-1])[None]]))
 
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_100_000_parents_of_one_child(backend: str) -> None:
     rays = weft.Graph((np.arange(N), np.array([0] * (N + 1) + [N]))).reversed()
-    run_both(Meeting(), rays, backend, lambda h: torch.cat([h[:-1] + 3 * h[-1] + h[-1] ** 3, h[-1:]]))
+    assert_equals_formula(Meeting(), rays, backend, lambda h: torch.cat([h[:-1] + 3 * h[-1] + h[-1] ** 3, h[-1:]]))
 
 
 def trees_of_depth(depth: int, count: int) -> list[weft.Graph]:

@@ -49,7 +49,9 @@ def in_c(program: Program, policy: str = "auto", max_rows: int | None = None) ->
     return plan
 
 
-def check(program: Program, policy: str, max_rows: int | None, in_numpy: Callable[..., Plan], name: object) -> None:
+def assert_planned_alike(
+    program: Program, policy: str, max_rows: int | None, in_numpy: Callable[..., Plan], name: object
+) -> None:
     fast, slow = in_c(program, policy, max_rows), in_numpy(program, policy, max_rows)
     assert "buffer" not in slow._derived
     found = differences(fast, slow, "plan") + differences(returns(fast), returns(slow), "returns")
@@ -61,7 +63,7 @@ def test_random_structures_are_planned_alike(block: int, in_numpy: Callable[...,
     for seed in range(block, block + BLOCK):
         program = sized(seed)
         for policy in POLICIES:
-            check(program, policy, random_max_rows(seed), in_numpy, seed)
+            assert_planned_alike(program, policy, random_max_rows(seed), in_numpy, seed)
 
 
 def many_kinds(seed: int) -> Program:
@@ -97,7 +99,7 @@ def test_programs_of_many_types_are_planned_alike(in_numpy: Callable[..., Plan])
     for seed in range(300):
         program = many_kinds(seed)
         for policy in POLICIES:
-            check(program, policy, (None, None, 3)[seed % 3], in_numpy, seed)
+            assert_planned_alike(program, policy, (None, None, 3)[seed % 3], in_numpy, seed)
         cyclic |= {(group.cyclic, min(len(group.types), 2)) for group in in_c(program).groups}
     assert cyclic == {(False, 1), (True, 1), (True, 2)}
 
@@ -108,7 +110,7 @@ def test_outputs_that_nobody_names_are_planned_alike(in_numpy: Callable[..., Pla
         program = random_program(seed, 40)
         wide = tuple(replace(kind, outputs=1 + (seed + number) % 3) for number, kind in enumerate(program.types))
         for policy in POLICIES:
-            check(replace(program, types=wide, out=None), policy, None, in_numpy, seed)
+            assert_planned_alike(replace(program, types=wide, out=None), policy, None, in_numpy, seed)
 
 
 def test_what_c_cannot_plan_goes_the_way_of_numpy() -> None:
