@@ -12,160 +12,10 @@ from torch import nn
 
 import weft
 import weft.blocks as wb
-from block_parts import mix
-
-T = wb.TensorType
-
-
-FLOAT, VECTOR = "TensorType([], 'float32')", "TensorType([2], 'float32')"
-
-
-def function_of(type: Any) -> wb.Block:
-    return wb.Function(torch.neg).set_input_type(type)
-
-
-CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: wb.Scalar() >> wb.GetItem("a"), weft.TypeMismatch,
-     f"Type mismatch between input type {FLOAT} and expected input type PyObjectType() in Pipe[1]/<wb.GetItem 'a'>"),
-    (lambda: wb.Record({"x": wb.Map(wb.Scalar() >> wb.Map(wb.Scalar()))}), weft.TypeMismatch,
-     f"Type mismatch between input type {FLOAT} and expected input type PyObjectType() in Pipe[1]/<wb.Map>"),
-    (lambda: wb.Scalar() >> wb.Function(lambda x: 3), weft.TypeMismatch,
-     "Pipe[1]/<wb.Function <lambda>>: expected the function to return a tensor or a tuple of tensors, got int"),
-    (lambda: wb.InputTransform(len) >> wb.Function(torch.neg), weft.TypeMismatch,
-     "bad input type PyObjectType() for Pipe[1]/<wb.Function neg>, expected TensorType or TupleType"),
-    (lambda: wb.AllOf(wb.Scalar(), wb.Vector(2, "int64")) >> wb.Concat(), weft.TypeMismatch,
-     "Pipe[1]/<wb.Concat>: input type: expected one dtype, got TupleType(TensorType([], 'float32'), TensorType([2], 'int64'))"),
-    (lambda: wb.OneOf(len, {1: wb.Scalar(), 2: wb.Vector(2)}), weft.TypeMismatch,
-     f"Type mismatch between output type {VECTOR} and expected output type {FLOAT} in OneOf[2]/<wb.Vector 2>"),
-    (lambda: wb.OneOf(len, {}), ValueError, "OneOf: expected at least one case"),
-    (lambda: wb.OneOf(3, {1: wb.Scalar()}), weft.TypeMismatch, "OneOf: key_fn: expected something callable, got 3"),
-    (lambda: wb.Map(42), weft.TypeMismatch, "expected a block, module, tensor, dict, list or tuple, got 42"),
-    (lambda: wb.Map(abs), weft.TypeMismatch,
-     "expected a block, module, tensor, dict, list or tuple, got <built-in function abs>; wrap it: Function(fn)"),
-    (lambda: wb.Scalar() >> abs, weft.TypeMismatch,
-     "expected a block, module, tensor, dict, list or tuple, got <built-in function abs>; wrap it: Function(fn)"),
-    (lambda: abs >> wb.Scalar(), weft.TypeMismatch,
-     "expected a block, module, tensor, dict, list or tuple, got <built-in function abs>; wrap it: Function(fn)"),
-    (lambda: wb.Map(wb.Scalar), weft.TypeMismatch,
-     "expected a block, module, tensor, dict, list or tuple, got <class 'weft.blocks.constants.Scalar'>; "
-     "make one: Scalar(...)"),
-    (lambda: wb.Map(wb.ForwardDeclaration(name="tree")), weft.TypeMismatch,
-     "expected a block, module, tensor, dict, list or tuple, got ForwardDeclaration 'tree'; "
-     "call it for a block that stands for it: declaration()"),
-    (lambda: wb.Function(nn.Linear), weft.TypeMismatch,
-     "Function: fn: expected a function or a module, got a class; make one: Linear(...)"),
-    (lambda: wb.Scalar(name=3), weft.TypeMismatch, "Scalar: name: expected a string, got 3"),
-    (lambda: wb.Metric(3), weft.TypeMismatch, "Metric: metric_name: expected a string, got 3"),
-    (lambda: wb.FromTensor(42), weft.TypeMismatch, "FromTensor: 42 is not a tensor or an array"),
-    (lambda: wb.InputTransform(3), weft.TypeMismatch, "InputTransform: py_fn: expected something callable, got 3"),
-    (lambda: wb.OneHot(3, 3), IndexError, "OneHot: expected a range that is not empty, got [3, 3)"),
-    (lambda: wb.OneHotFromList("aba"), ValueError, "OneHotFromList: expected different elements, got 'a' twice"),
-    (lambda: wb.NGrams(0), ValueError, "NGrams: n: expected at least 1, got 0"),
-    (lambda: wb.Slice(1), weft.TypeMismatch, "Slice: say start=, stop= and step= by name"),
-    (lambda: wb.Zeros(wb.PyObjectType()), weft.TypeMismatch, "<wb.Zeros>: there are no zeros of PyObjectType()"),
-    (lambda: wb.Map(wb.Scalar()) >> wb.Broadcast() >> wb.Length(), weft.TypeMismatch,
-     "Pipe[2]/<wb.Length>: an endless sequence has no length, got "
-     "BroadcastSequenceType(SequenceType(TensorType([], 'float32')))"),
-    (lambda: wb.Scalar() >> wb.Broadcast() >> wb.Sum(), weft.TypeMismatch,
-     "Pipe[2]/<wb.Sum>: input type: expected a sequence that ends, got BroadcastSequenceType(TensorType([], 'float32'))"),
-    (lambda: wb.Scalar() >> wb.Broadcast() >> wb.Fold(wb.Function(mix), wb.Zeros([])), weft.TypeMismatch,
-     "Pipe[2]/<wb.Fold>: input type: expected a sequence that ends, got BroadcastSequenceType(TensorType([], 'float32'))"),
-    (lambda: wb.AllOf(wb.Scalar(), wb.Vector(2)) >> wb.Map(wb.Identity()), weft.TypeMismatch,
-     f"Pipe[1]/<wb.Map>: input type: expected items of one type, got TupleType({FLOAT}, {VECTOR})"),
-    (lambda: wb.RNN(nn.Tanh(), wb.Zeros([]), initial_state_from_input=True), ValueError,
-     "RNN: give initial_state or initial_state_from_input, not both"),
-    (lambda: wb.Record({"a": wb.Identity()}).set_input_type(([], 2)), RuntimeError,
-     f"<wb.Record a>: a Record from a plain dict has no order, so it takes no tuple; got TupleType({FLOAT}, {VECTOR}); "
-     "make it from a list of pairs"),
-    (lambda: wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.Record({"a": wb.Identity(), "b": wb.Identity()}), weft.TypeMismatch,
-     "Pipe[1]/<wb.Record a b>: a Record from a plain dict has no order, so it takes no tuple; "
-     f"got TupleType({FLOAT}, {FLOAT}); make it from a list of pairs"),
-    (lambda: wb.Record((wb.Identity(),)).set_input_type(([], 2)), weft.TypeMismatch,
-     f"<wb.Record>: input type: expected a tuple of 1, got TupleType({FLOAT}, {VECTOR})"),
-    (lambda: wb.AllOf(wb.Scalar(), wb.Scalar()) >> wb.GetItem(2), weft.TypeMismatch,
-     "Pipe[1]/<wb.GetItem 2>: 2 is not an item of TupleType(TensorType([], 'float32'), TensorType([], 'float32'))"),
-    (lambda: wb.Map(wb.Scalar()) >> wb.Softmax() >> wb.Map(wb.Vector(2)), weft.TypeMismatch,
-     f"Type mismatch between input type SequenceType({FLOAT}) and expected input type PyObjectType() in Pipe[2]/<wb.Map>"),
-    (lambda: wb.Vector(2) >> wb.While(wb.Identity(), nn.Tanh(), 3), weft.TypeMismatch,
-     "Pipe[1]/While[cond]/<wb.Identity>: output type: expected one number or a Python object to decide by, "
-     f"got {VECTOR}"),
-    (lambda: wb.Map(wb.Vector(2)) >> wb.Stack() >> wb.Function(lambda x: torch.cat([x, x])), weft.TypeMismatch,
-     "Pipe[2]/<wb.Function <lambda>>: only the first dimension may be of unknown length, and must be that of an input; "
-     "got [6, 2] for inputs of the lengths [3]"),
-    (lambda: wb.Map(wb.Scalar("int64")) >> wb.Mean(), weft.TypeMismatch,
-     "Pipe[1]/<wb.Mean>: input type: expected floating point numbers, got SequenceType(TensorType([], 'int64'))"),
-    (lambda: wb.Zeros(wb.SequenceType(wb.PyObjectType())), weft.TypeMismatch,
-     "<wb.Zeros>: there are no zeros of SequenceType(PyObjectType())"),
-    (lambda: wb.Zeros(wb.SequenceType((wb.PyObjectType(), []))), weft.TypeMismatch,
-     f"<wb.Zeros>: there are no zeros of SequenceType(TupleType(PyObjectType(), {FLOAT}))"),
-    (lambda: wb.Map(wb.Scalar()) >> wb.Stack() >> wb.Metric("m"), weft.TypeMismatch,
-     "Pipe[2]/<wb.Metric 'm'>: input type: expected a tensor of one shape for all examples, got TensorType([None], 'float32')"),
-    (lambda: wb.FC("a"), weft.TypeMismatch, "FC: num_units_out: expected an integer, got 'a'"),
-    (lambda: wb.FC(0), ValueError, "FC: num_units_out: expected at least 1, got 0"),
-    (lambda: wb.FC(3, input_keep_prob=2.0), ValueError,
-     "FC: input_keep_prob: expected a number above 0 and at most 1, got 2.0"),
-    (lambda: wb.Embedding(0, 2), ValueError, "Embedding: num_buckets: expected at least 1, got 0"),
-    (lambda: wb.Tensor([2, 2]) >> wb.FC(3), TypeError,
-     "Pipe[1]/<wb.Function FC(3)>: FC: expected a vector of floating point numbers, got [2, 2] of torch.float32"),
-    (lambda: wb.Scalar() >> wb.Embedding(3, 2), TypeError,
-     "Pipe[1]/<wb.Function Embedding(3, 2)>: Embedding: expected an integer without dimensions, got [] of torch.float32"),
-    (lambda: (fc := wb.FC(3)) and (wb.Vector(2) >> fc) and wb.Vector(5) >> fc, TypeError,
-     "Pipe[1]/<wb.Function FC(3)>: FC: expected a vector of 2 numbers as at the first call, got 5"),
-    (lambda: wb.Scalar().reads(wb.Scalar()), weft.StructureError,
-     "<wb.Scalar>: reads: only inside `with composition.scope():`"),
-    (lambda: function_of([3]).set_input_type([4]), weft.TypeMismatch,
-     "Type mismatch between input type TensorType([4], 'float32') and expected input type TensorType([3], 'float32') "
-     "in <wb.Function neg>"),
-    (lambda: wb.Fold(function_of([]), wb.Zeros([])), weft.TypeMismatch,
-     f"Fold[combine]/<wb.Function neg>: input type: expected a tuple of state and item, got {FLOAT}"),
-    (lambda: wb.Fold(wb.Scalar(), wb.Zeros([])), weft.TypeMismatch,
-     "Fold[combine]/<wb.Scalar>: input type: expected a tuple of state and item, got PyObjectType()"),
-    (lambda: wb.Concat("a"), weft.TypeMismatch, "Concat: concat_dim: expected an integer, got 'a'"),
-    (lambda: wb.OneHot(2.5), weft.TypeMismatch, "OneHot: start: expected an integer, got 2.5"),
-    (lambda: wb.Pad(2, "a"), weft.TypeMismatch, "Pad: value: expected a number, got 'a'"),
-    (lambda: wb.Map(wb.Scalar("uint8")) >> wb.Pad(2, 300), weft.TypeMismatch,
-     "Pipe[1]/<wb.Pad 2 300>: value: expected a number of the type of the items, TensorType([], 'uint8'), got 300"),
-    (lambda: wb.FC(3, name=3), weft.TypeMismatch, "FC: name: expected a string, got 3"),
-    (lambda: wb.FC(3, name="a.b"), weft.TypeMismatch,
-     "FC: name: expected a string that is not empty and has no dot, got 'a.b'"),
-    (lambda: wb.FC(3, "relu"), weft.TypeMismatch, "FC: activation: expected something callable, got 'relu'"),
-    (lambda: wb.FC(3, input_keep_prob="x"), weft.TypeMismatch, "FC: input_keep_prob: expected a number, got 'x'"),
-    (lambda: wb.FC(3).weights, RuntimeError, "FC: weights: made when the input size is known, at the first call"),
-    (lambda: wb.FC(3, weight_norm=True).scales, RuntimeError,
-     "FC: scales: made when the input size is known, at the first call"),
-    (lambda: wb.FC(3).scales, RuntimeError, "FC: scales: exist only with weight_norm=True"),
-    (lambda: wb.Vector(2, "float64") >> wb.FC(3), weft.TypeMismatch,
-     "Pipe[1]/<wb.Function FC(3)>: input type: expected torch.float32, as its output, got TensorType([2], 'float64'); "
-     "change both with torch.set_default_dtype or the network's .to(dtype)"),
-    (lambda: wb.Embedding(3, 2, "x"), weft.TypeMismatch,
-     "Embedding: initializer: expected a function, tensor or array, got 'x'"),
-    (lambda: wb.Embedding(3, 2, np.zeros((2, 2))), ValueError,
-     "Embedding: initializer: expected the shape [3, 2], got [2, 2]"),
-    (lambda: wb.FractalNet(0, 1, nn.Tanh), ValueError, "FractalNet: num_fractal_blocks: expected at least 1, got 0"),
-    (lambda: wb.FractalNet(1, 1, 3), weft.TypeMismatch, "FractalNet: base_layer_builder: expected something callable, got 3"),
-    (lambda: wb.FractalNet(1, 1, nn.Tanh, p_drop_base_case=2), ValueError,
-     "FractalNet: p_drop_base_case: expected a number of at least 0 and at most 1, got 2"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("number", range(len(CONSTRUCTION)))
-def test_errors_at_construction(number: int) -> None:
-    make, kind, text = CONSTRUCTION[number]
-    with pytest.raises(kind) as caught:
-        make()
-    assert str(caught.value) == text
-
-
-def test_a_failed_construction_leaves_the_parts_as_they_were() -> None:
-    part = wb.Identity()
-    with pytest.raises(weft.TypeMismatch):
-        wb.Pipe(wb.Scalar(), wb.AllOf(part, name="both"), wb.GetItem("a"))
-    assert part.input_type is None
-    assert (wb.Vector(2) >> wb.AllOf(part)).eval_one([1, 2])[0].tolist() == [1, 2]
 
 
 def calculator() -> wb.Block:
-    expression = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
+    expression = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([]))
     pair = wb.Record([("left", expression()), ("right", expression())])
     cases = {"num": wb.GetItem("value") >> wb.Scalar(), "+": pair >> wb.Function(torch.add)}
     expression.resolve_to(wb.OneOf(wb.GetItem("op"), cases))
@@ -314,7 +164,7 @@ def test_wrong_values_may_be_nested_deep(number: int) -> None:
 
 
 def deep_sum() -> wb.Block:
-    deep = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
+    deep = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([]))
     deep.resolve_to(wb.OneOf(lambda x: isinstance(x, list), (wb.Scalar(), wb.Map(deep()) >> wb.Sum())))
     return deep()
 
@@ -377,12 +227,12 @@ def test_a_root_whose_type_nothing_determines() -> None:
 def test_values_that_no_list_knows() -> None:
     assert wb.OneHotFromList(["a"], strict=False).eval_one([1]).tolist() == [0]
     assert wb.compile(wb.OneHot(3))(torch.tensor([0, 2])).tolist() == [[1, 0, 0], [0, 0, 1]]
-    assert wb.convert_to_type(np.int64(3)) == T([3])
+    assert wb.convert_to_type(np.int64(3)) == wb.TensorType([3])
     assert wb.compile(wb.OneOf(lambda x: x, {0: wb.Scalar(), 1: wb.Length()}))(torch.tensor([0, 0])).tolist() == [0, 0]
 
 
 def test_a_declaration_that_was_never_resolved() -> None:
-    deep = wb.ForwardDeclaration(wb.PyObjectType(), T([]))
+    deep = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([]))
     with pytest.raises(weft.StructureError) as caught:
         (wb.Map(deep()) >> wb.Sum()).eval_one([])
     assert isinstance(caught.value, TypeError)
