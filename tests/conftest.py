@@ -1,5 +1,5 @@
 """Every plan that any test makes is verified; without a GPU, Triton's kernels are interpreted; without greenlet, tests of code
-that asks for the numbers of tensors are skipped."""
+that asks for the numbers of tensors are skipped. A test that leaves a recording or a mode behind fails, and only that test."""
 
 import os
 from collections.abc import Generator
@@ -23,3 +23,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         if greenlet is not None or "needs fibers: install greenlet" not in str(error):
             raise
         return pytest.skip("it asks for numbers, which needs greenlet")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    from leftovers import clear_away, left_behind
+
+    found = left_behind()
+    if found:
+        clear_away()
+        pytest.fail(f"left behind: {', '.join(found)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -47,7 +48,7 @@ class ModelCache:
     def __init__(self) -> None:
         self.cells: dict[Hashable, list[CompiledCell]] = {}
         self.states: dict[Hashable, State] = {}
-        self.specs: dict[Hashable, tuple[tuple[Spec, Spec], int]] = {}
+        self.specs: OrderedDict[Hashable, tuple[tuple[Spec, Spec], int]] = OrderedDict()
         self._numbered: dict[tuple[NodeType, ...], Kinds] = {}
         self._numbers = count()
         self.settled: dict[tuple[int, ...], list[tuple[Held, Settled]]] = {}
@@ -65,10 +66,13 @@ class ModelCache:
 
     def specs_of(self, key: Hashable, make: Callable[[], tuple[Spec, Spec]]) -> tuple[tuple[Spec, Spec], int]:
         """What rows of one kind of input look like, and a number for it, which is the last part of keys of `cells`."""
-        found = self.specs.pop(key, None) or (make(), next(self._numbers))
-        self.specs[key] = found
+        found = self.specs.get(key)
+        if found is not None:
+            self.specs.move_to_end(key)  # one step, which nothing interrupts
+            return found
+        found = self.specs[key] = make(), next(self._numbers)
         if len(self.specs) > KEPT_SPECS:
-            oldest = self.specs.pop(next(iter(self.specs)))[1]
+            oldest = self.specs.popitem(last=False)[1][1]
             for cell in list(self.cells):
                 if isinstance(cell, tuple) and cell[-1] == oldest:
                     self.cells.pop(cell, None)

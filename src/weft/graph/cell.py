@@ -32,6 +32,7 @@ from weft.graph.simplify import simplify
 from weft.graph.slots import join_slots, separate_states
 from weft.graph.tape import Name, Tape
 from weft.graph.twin import Sizes, twin_trace
+from weft.graph.undo import undone
 
 Body = Callable[[Any], Mapping[Name, Tensor]]
 """A cell's code: from what it can ask for (`weft.graph.rows.Rows`) to its named outputs."""
@@ -82,6 +83,7 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
     return (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.device)
 
 
+@undone
 def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
     """Run the code once on single tensors: fake ones, or zeros where its path depends on values."""
     asked: dict[Name, TensorSpec] = {}
@@ -131,6 +133,7 @@ def _quiet() -> Iterator[None]:
         log.disabled = before
 
 
+@undone
 def trace(
     name: str, body: Body, spec: Spec, surroundings: Surroundings, groups: Sequence[Sequence[int]] | None = None
 ) -> Trace:
@@ -168,6 +171,7 @@ def _inner(surroundings: Surroundings) -> list[nn.Module]:
     return surroundings.modules[int(own) :]
 
 
+@undone
 def trace_plainly(
     name: str,
     body: Body,

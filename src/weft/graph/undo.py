@@ -8,13 +8,17 @@ Two, one in the other: what interrupts the clean-up of the inner one leaves that
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 
 _functorch: Any = torch._C._functorch
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Undo:
@@ -58,3 +62,14 @@ class Undo:
             torch._C._pop_torch_function_stack()
         for mode in self.modes[same:]:
             torch._C._push_on_torch_function_stack(mode)
+
+
+def undone(function: Callable[P, R]) -> Callable[P, R]:
+    """The function; where it fails, torch's modes are as they were before it."""
+
+    @wraps(function)
+    def undoing(*args: P.args, **kwargs: P.kwargs) -> R:
+        with Undo(), Undo():
+            return function(*args, **kwargs)
+
+    return undoing

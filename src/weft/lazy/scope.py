@@ -13,6 +13,7 @@ from weft.lazy.flush import Flush, alive
 from weft.lazy.mode import Recording
 from weft.lazy.patches import UndoRecording, intercepted
 from weft.lazy.refusals import explained
+from weft.lazy.shortcuts import GUARDED, shortcut
 from weft.lazy.state import State
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
@@ -52,7 +53,7 @@ class batching:
                 with self.undo, UndoRecording():
                     self._begin()
             except BaseException:
-                self.tape = None
+                self._abandon()
                 raise
         return self
 
@@ -69,15 +70,16 @@ class batching:
         active.tape = tape
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.tape is None:
+        tape = self.tape
+        if tape is None:
             return
-        tape, self.tape = self.tape, None
         try:
             self._end() if error is None else self.undo.put_back()
+            tape.ended = "failed"
+            self.tape = None
         except BaseException:
-            self.undo.put_back()
+            self._abandon()
             raise
-        tape.ended = "failed"
         tape.fast, tape.quick = {}, {}
         if error is None:
             tape.ended = None
@@ -90,6 +92,13 @@ class batching:
             tape.ended = "done"
         elif (meant := explained(error)) is not error:
             raise meant from error
+
+    def _abandon(self, *_: object) -> None:
+        """Undo what is not undone yet, where the scope did not begin, or its end was interrupted."""
+        if self.tape is not None:
+            self.undo.put_back()
+            self.tape.ended = "failed"
+            self.tape = None
 
     def _end(self) -> None:
         active.tape = None
@@ -119,6 +128,8 @@ class batching:
                 Flush(tape, alive(tape)).run(self.options)
             tape.bound(0)
 
+
+batching.__exit__ = shortcut(GUARDED, None, batching._abandon, batching.__exit__)  # type: ignore[method-assign]
 
 _states: dict[str, State] = {}
 

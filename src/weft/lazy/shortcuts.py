@@ -26,7 +26,7 @@ from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
 
-BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED = range(7)
+BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED = range(8)
 
 
 @functools.cache

@@ -8,7 +8,7 @@
 
 #define MOST 64
 
-enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED };
+enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED };
 
 typedef struct {
     PyObject_HEAD
@@ -436,11 +436,29 @@ static PyObject *number(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     return made;
 }
 
+/* Whatever ends the Python function, an interrupt before its first line, too, `func` is called with the same arguments after it.
+   Python itself cannot promise that: a signal may come where the function that cleans up begins. */
+static PyObject *guarded(Shortcut *self, PyObject *const *args, size_t flags, PyObject *names)
+{
+    PyObject *found = PyObject_Vectorcall(self->fallback, args, flags, names), *type, *error, *trace;
+    if (found != NULL) return found;
+    PyErr_Fetch(&type, &error, &trace);
+    for (int tries = 0; tries < 3; tries++) { /* it can be interrupted, too */
+        PyObject *done = PyObject_Vectorcall(self->func, args, flags, names);
+        Py_XDECREF(done);
+        if (done != NULL) break;
+        PyErr_Clear();
+    }
+    PyErr_Restore(type, error, trace);
+    return NULL;
+}
+
 static PyObject *call(PyObject *given, PyObject *const *args, size_t flags, PyObject *names)
 {
     Shortcut *self = (Shortcut *)given;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
     PyObject *found = NULL;
+    if (self->how == GUARDED) return guarded(self, args, flags, names);
     if (names == NULL || !PyTuple_GET_SIZE(names)) {
         switch (self->how) {
         case BINARY: found = binary(self, args, count); break;
