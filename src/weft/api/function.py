@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -158,4 +158,4 @@ class Typed(VertexFunction):
         raise TypeMismatch("Typed runs on a graph: model(graph, x)")
 
     def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
-        return list(self.functions._modules.items())  # type: ignore[arg-type]
+        return list(cast("dict[str, VertexFunction]", self.functions._modules).items())

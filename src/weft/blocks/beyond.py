@@ -96,12 +96,13 @@ class Pad(Block):
 
     def _emit(self, e: Emitter, x: Value) -> Value:
         output = self._known("output")
+        assert isinstance(output, TupleType)
         items = e.let(f"list({e.listed(x, self._known('input'))})")
         with e.under(f"if len({items}) > {self._n}:"):
             e.line(f"{e.object(_too_long)}({self._n}, len({items}))")
         with e.under(f"if len({items}) < {self._n}:"):
-            fill = zeros_of(e, output[0], self._value)  # type: ignore[index]
-            e.line(f"{items} += [{e.pack(fill, output[0])}] * ({self._n} - len({items}))")  # type: ignore[index]
+            fill = zeros_of(e, output[0], self._value)
+            e.line(f"{items} += [{e.pack(fill, output[0])}] * ({self._n} - len({items}))")
         return e.unpack(items, output)
 
     def _check_value(self, item: ResultType) -> None:

@@ -120,7 +120,8 @@ class CompiledBlock(SharedModule):
         self._programs.clear()
 
     def _parts(self) -> Mapping[str, nn.Module]:
-        return self.__dict__["block"]._parts()  # type: ignore[no-any-return]
+        block: Block = self.__dict__["block"]
+        return block._parts()
 
     def __getattr__(self, name: str) -> Any:
         """Parts, parameters and buffers of the block, so that their paths lead somewhere from here as well."""

@@ -76,9 +76,9 @@ class FractalNet(Layer):
         return x
 
     def _fractal(self, x: Tensor, depth: int, layers: Any, draw: Tensor | None) -> Tensor:
-        base = next(layers)(x)
+        base: Tensor = next(layers)(x)
         if depth == 1:
-            return base  # type: ignore[no-any-return]
+            return base
         deep = self._fractal(self._fractal(x, depth - 1, layers, draw), depth - 1, layers, draw)
         mixed = self.mixer([base, deep])
         if draw is None:

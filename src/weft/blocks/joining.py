@@ -44,7 +44,7 @@ class Concat(Block):
         leaves = given.terminal_types()
         if not leaves or not is_tensor_nest(given):
             raise self._mismatch(f"input type: expected a tuple of tensors, got {given!r}")
-        if not self._flatten and any(isinstance(item, TupleType) for item in given):  # type: ignore[attr-defined]
+        if not self._flatten and isinstance(given, TupleType) and any(isinstance(item, TupleType) for item in given):
             raise self._mismatch(f"input type: expected no nested tuples (or flatten=True), got {given!r}")
         shapes = [tuple(leaf.shape) or (1,) for leaf in leaves if isinstance(leaf, TensorType)]
         dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, TensorType)}

@@ -116,7 +116,7 @@ def one_hot(size: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 def positional(type: ResultType) -> Callable[[Sequence[Tensor]], tuple[Any, ...]]:
     """From the leaves of an input to the positional arguments of a function of that input."""
-    if isinstance(type, TensorType) or all(isinstance(item, TensorType) for item in type):  # type: ignore[attr-defined]
+    if not isinstance(type, TupleType) or all(isinstance(item, TensorType) for item in type):
         return tuple
     numbers = _numbered(type, itertools.count())
     return lambda leaves: _picked(numbers, leaves)

@@ -155,11 +155,14 @@ class Composition(Block):
         known = reader.input_type
         if known is None:
             return
-        if not single and (not isinstance(known, TupleType) or len(known) != len(wires)):
-            if not (not isinstance(known, TupleType) and types and None not in types):
-                raise reader._mismatch(f"it takes {known!r}, and reads {len(wires)} blocks")
+        if single:
+            wanted = [known]
+        elif isinstance(known, TupleType) and len(known) == len(wires):
+            wanted = list(known)
+        elif isinstance(known, TupleType) or not types or None in types:
+            raise reader._mismatch(f"it takes {known!r}, and reads {len(wires)} blocks")
+        else:
             return
-        wanted = [known] if single else list(known)  # type: ignore[call-overload]
         for wire, type in zip(wires, wanted, strict=True):
             if isinstance(wire, Block):
                 set_type(wire, "output", type)
@@ -174,7 +177,8 @@ class Composition(Block):
         key = wire.block._item_position(wire.key) if hasattr(wire.block, "_item_position") else wire.key
         if isinstance(key, bool) or not isinstance(key, int) or not -len(type) <= key < len(type):
             raise block._mismatch(f"[{wire.key!r}] is not an item of {type!r}")
-        return type[key]  # type: ignore[no-any-return]
+        item: ResultType = type[key]
+        return item
 
     def _check_whole(self) -> None:
         self._order()

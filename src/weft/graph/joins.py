@@ -76,7 +76,7 @@ def _rewrite(value: Value, parts: list[Part]) -> None:
     if any(part[0] != dim for part in parts):
         return
     if all(part[1] == part[2] for part in parts):
-        if [part[1] for part in parts] == list(range(size)):  # type: ignore[arg-type]
+        if len(parts) == size and [part[1] for part in parts] == list(range(len(parts))):
             value.target, value.args = aten.stack.default, ([part[3] for part in parts], dim)
         return
     edges = [0, *(part[2] for part in parts)]

@@ -177,10 +177,12 @@ def _scatter_in_place(func: Any, input: Tensor, dim: int, index: Tensor, *rest: 
     return input.copy_(torch.scatter(input, dim, index, *rest, **more))
 
 
-def _gumbel_softmax(func: Any, logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
+def _gumbel_softmax(
+    func: Callable[..., Tensor], logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
     """Jang et al., "Categorical Reparameterization with Gumbel-Softmax", 2017: the hard form, without writing in place."""
     if not hard:
-        return func(logits, tau, hard, eps, dim)  # type: ignore[no-any-return]
+        return func(logits, tau, hard, eps, dim)
     noise = -torch.empty_like(logits).exponential_().log()
     soft = ((logits + noise) / tau).softmax(dim)
     chosen = torch.zeros_like(logits).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)

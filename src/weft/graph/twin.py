@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functionalize
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -136,7 +137,8 @@ def _value(name: str, module: torch.fx.GraphModule, node: torch.fx.Node, twin: t
     args = _literal(node.args, twin.args, env)
     kwargs = {key: _literal(node.kwargs[key], twin.kwargs[key], env) for key in node.kwargs}
     if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
-        order = order_in_memory(node.args[0].meta["val"].stride())  # type: ignore[union-attr]
+        assert isinstance(node.args[0], Node)
+        order = order_in_memory(node.args[0].meta["val"].stride())
         kwargs |= {} if order is None else {"order": order}
     return Value(name, node.target, args, kwargs, shape, dtype)
 

@@ -79,7 +79,7 @@ def _can_collect() -> bool:
     if library() is None or sys.implementation.name != "cpython":
         return False
     kept, probe, empty = b"address.", Keepable(), Keepable()
-    probe._kept, graphs = kept, (probe, empty)  # type: ignore[assignment]
+    probe._kept, graphs = kept, (probe, empty)  # type: ignore[assignment]  # any object will do
     wanted = {
         id(graphs) + _ITEMS: id(probe),
         id(probe) + _SLOT: id(kept),

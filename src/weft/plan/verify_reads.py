@@ -144,7 +144,8 @@ def _broken_read(plan: Plan, read: Read, arguments: Arguments) -> Iterator[str]:
         yield f"{where} reads {read.kind!r} of width {read.width}; the program says {port.kind!r} of width {width}."
         return
     wanted, bounds = arguments.of_port(plan, read.type, port)
-    if (read.offsets is None) != (bounds is None) or (bounds is not None and not np.array_equal(read.offsets, bounds)):  # type: ignore[arg-type]
+    divided = read.offsets is bounds if read.offsets is None or bounds is None else np.array_equal(read.offsets, bounds)
+    if not divided:
         yield f"{where} does not divide its arguments among the rows as the program does."
         return
     exists = wanted >= 0

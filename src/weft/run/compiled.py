@@ -17,7 +17,7 @@ from torch.fx.experimental import _config
 from weft.run.emit import Code, emit
 from weft.run.split import Piece
 
-telling_equal_sizes_apart = _config.patch  # type: ignore[attr-defined]
+telling_equal_sizes_apart = _config.patch  # type: ignore[attr-defined]  # torch puts it there
 
 
 def compile_piece(piece: Piece, eager: Code) -> Code:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -48,14 +49,14 @@ class Options:
         return "native" if device.type == "cpu" else "triton" if usable(device) else "eager"
 
     @staticmethod
-    def of(options: dict[str, object]) -> Options:
+    def of(options: dict[str, Any]) -> Options:
         if not options:
             return DEFAULT
         known = Options.__dataclass_fields__
         for name in options:
             if name not in known:
                 raise TypeMismatch(f"unknown option {name!r}; the options are {', '.join(known)}")
-        return Options(**options)  # type: ignore[arg-type]
+        return Options(**options)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

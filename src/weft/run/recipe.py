@@ -46,7 +46,7 @@ class Recipe:
 
     def facts(self, indices: Indices, before: Sequence[Any] = ()) -> tuple[Any, ...]:
         """What the recipe needs to know of a plan; `before`: the facts of the recipe that ran before."""
-        return tuple([before[make] if type(make) is int else make(indices) for make in self.makers.values()])  # type: ignore[operator]
+        return tuple([make(indices) if callable(make) else before[make] for make in self.makers.values()])
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -159,7 +160,7 @@ class Job:
         found = []
         for unit in range(max(count, 1)):
             name = self.fresh_name()
-            formula = pointwise(value, lambda arg, unit=unit: units[id(arg)][unit])  # type: ignore[misc]
+            formula = pointwise(value, partial(_part, units, unit))
             assert formula is not None
             if value.target is aten._to_copy.default:
                 formula = converted(formula, value.dtype)
@@ -416,3 +417,8 @@ class Job:
             row = memory.row.replace("r", "owner", 1)
             found.append(self._load_from(Memory(memory.pointer, memory.width, row, memory.fresh), part, value.dtype))
         return found
+
+
+def _part(units: dict[int, list[str]], unit: int, value: Value) -> str:
+    """The variable of one unit of an operand."""
+    return units[id(value)][unit]
