@@ -75,7 +75,7 @@ def test_an_error_names_the_example_and_leaves_nothing_behind() -> None:
         weft.batched(lambda x: torch.zeros(3) + (torch.zeros(2) + x))(torch.ones(2, 2))
     assert shapes.value.__notes__ == ["in example 0"]
     assert torch.allclose(net(TREES), torch.stack([model(tree) for tree in TREES]))
-    assert nn.Module.__call__.__qualname__ == "Module._wrapped_call_impl"
+    assert nn.Module._call_impl.__qualname__ == "Module._call_impl"
 
 
 def test_recursion_keeps_pythons_limit_and_names_the_example() -> None:

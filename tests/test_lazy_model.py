@@ -77,3 +77,38 @@ def test_what_code_assigns_to_its_module_is_the_examples_own() -> None:
     for _ in range(3):
         one = torch.stack([model(x) for x in xs])
         torch.testing.assert_close(weft.batched(model)(xs), one)
+
+
+def test_the_call_slot_of_modules_is_never_exchanged() -> None:
+    """Setting it writes into every class of modules that exists."""
+    seen = []
+
+    def looked(x: Tensor) -> Tensor:
+        seen.append(nn.Module.__call__)
+        return x * 2
+
+    before = nn.Module.__call__
+    weft.batched(looked)(torch.ones(2, 2))
+    assert seen == [before, before]
+
+
+def test_compiled_modules_are_recorded_where_they_are_one_call() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    model, cell, late = Twice(), weft.cell(Twice()), Twice()
+    cell.compile(backend="eager")
+    x = torch.arange(6.0).reshape(3, 2)
+    with pytest.warns(weft.FallbackWarning, match="it runs by plain vmap"):
+        assert torch.equal(weft.batched(lambda row: cell(row) + 1)(x), x * 2 + 1)
+    model.compile(backend="eager")
+    with pytest.raises(weft.TraceError, match=r"a compiled function insists on real tensors; put the call into a weft.cell"):
+        weft.batched(lambda row: model(row))(x)
+
+    def compiling(row: Tensor) -> Tensor:
+        late.compile(backend="eager")
+        return row * 2
+
+    weft.batched(compiling)(x)
+    assert "_compiled_call_impl" in late.__dict__

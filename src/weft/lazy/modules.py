@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from sys import _getframe
 from types import FrameType
 from typing import Any
@@ -23,15 +24,22 @@ from weft.lazy.value import MISS, STEP, Value
 CELL = "_weft_cell"
 """The attribute of modules and classes that `weft.cell` marked."""
 
-_call = nn.Module.__call__
+CALL: Callable[..., Any] = nn.Module._call_impl
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a call does where nothing is recorded; of `module.compile()` nobody else knows while something is."""
+    compiled = module.__dict__.get("_compiled_call_impl")
+    return CALL(module, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
 
 
 def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In the place of `nn.Module._call_impl`: the user's code called `__call__`, one frame above."""
     tape = active.tape
     if tape is None:
         return _call(self, *args, **kwargs)
     if self in tape.ones and not kwargs:
-        frame = _getframe(1)
+        frame = _getframe(2)
         count = len(args)
         if count == 1:
             first = args[0]
@@ -62,7 +70,7 @@ def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         found = short(tape, self, (self.training, *args), frame)
         if found is not MISS:
             return found
-    return called_module(tape, self, args, kwargs, _getframe(1))
+    return called_module(tape, self, args, kwargs, _getframe(2))
 
 
 def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -73,7 +81,7 @@ def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: 
         return recurrent(tape, module, args, kwargs, frame)
     if not _is_one_call(tape, module):
         tape.ones.pop(module, None)
-        if not isinstance(module, nn.Sequential) and not _is_of_torch(module):
+        if not isinstance(module, nn.Sequential) and not _is_of_torch(module) and "_compiled_call_impl" not in module.__dict__:
             tape.others[module] = True
         return _call(module, *args, **kwargs)
     tape.ones[module] = True

@@ -1,9 +1,10 @@
 """What of torch asks, for as long as some thread records, whether this thread does.
 
-`nn.Module.__call__` and `torch.tensor`, which are recorded as one call and as a constant; `torch.autograd.Function.apply`,
-which would silently lose its backward on values; `torch.autocast` and `torch.inference_mode`, whose state decides what a call
-means; `torch.distributions`, which looks at the numbers that it is given, and insists on tensors; and the helper by which
-functions of `torch.nn.functional` find our mode, which takes longer than to record a call.
+What `nn.Module.__call__` calls, and `torch.tensor`, which are recorded as one call and as a constant (`__call__` itself stays:
+another one would be written into every class of modules there is); `torch.autograd.Function.apply`, which would silently lose
+its backward on values; `torch.autocast` and `torch.inference_mode`, whose state decides what a call means;
+`torch.distributions`, which looks at the numbers that it is given, and insists on tensors; and the helper by which functions of
+`torch.nn.functional` find our mode, which takes longer than to record a call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weft.errors import TraceError
 from weft.graph.undo import Undo
 from weft.lazy.constants import constant
 from weft.lazy.given import tensors_of_known
-from weft.lazy.modules import recorded_call
+from weft.lazy.modules import CALL, recorded_call
 from weft.lazy.nests import flatten
 from weft.lazy.shortcuts import HANDLED, MODULE, NUMBER, install, shortcut
 from weft.lazy.tape import active
@@ -181,9 +182,17 @@ def _not_compiled(callback: Any) -> Any:
     return _callback(callback)
 
 
+def _compiled(module: nn.Module, function: Any) -> None:
+    module.__dict__["_compiled_call_impl"] = function
+
+
+_unseen = property(lambda _: None, _compiled)
+"""`module.compile()` leaves a function that `__call__` would take; `recorded_call` looks first whether the call is recorded."""
+
 install()
 PATCHES: list[tuple[Any, str, Any, Any]] = [
-    (nn.Module, "__call__", nn.Module.__call__, shortcut(MODULE, None, nn.Module.__call__, recorded_call)),
+    (nn.Module, "_call_impl", CALL, shortcut(MODULE, None, CALL, recorded_call)),
+    (nn.Module, "_compiled_call_impl", nn.Module._compiled_call_impl, _unseen),
     (torch, "tensor", torch.tensor, shortcut(NUMBER, None, None, _number)),
     (torch.nn.functional, "handle_torch_function", handle_torch_function, shortcut(HANDLED, None, None, handle_torch_function)),
     (torch.autograd.Function, "apply", _apply, classmethod(_checked_apply)),

@@ -1,6 +1,6 @@
 /* The short way to record a call, in C: what `quick.py`, `value.py`, `modules.py` and `mode.py` do for a call that was seen before.
 
-   A Shortcut stands in the place of a Python function (an operator of Value, nn.Module.__call__, torch.tanh, ...). It builds the
+   A Shortcut stands in the place of a Python function (an operator of Value, nn.Module._call_impl, torch.tanh, ...). It builds the
    key that the Python function would build, looks it up in the same tables, and appends the same integers to the same lists. For
    whatever it does not know it calls the Python function, which stays the definition of what is recorded. */
 
@@ -333,6 +333,7 @@ static PyObject *getitem(Shortcut *self, PyObject *const *args, Py_ssize_t count
     return by_signature(tape, picks ? Picked : self->func, NULL, args, count, 0);
 }
 
+/* `nn.Module._call_impl`, which `__call__` calls: the place is one frame above. */
 static PyObject *module(Shortcut *self, PyObject *const *args, Py_ssize_t count)
 {
     PyObject *tape = count > 1 ? active_tape() : NULL, *found = NULL, *given = count > 1 ? args[1] : NULL;
@@ -344,16 +345,16 @@ static PyObject *module(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     if (put_new(&p, args[0]) && put_new(&p, training)) {
         if (count == 2 && is_value(given, tape)) {
-            if (number_of(SLOT(given, v_ref)) >= number_of(SLOT(tape, t_floor)) && put_value(&p, tape, given) && put_place(&p, 0))
+            if (number_of(SLOT(given, v_ref)) >= number_of(SLOT(tape, t_floor)) && put_value(&p, tape, given) && put_place(&p, 1))
                 found = by_fast(tape, &p);
         } else if (count == 2 && Py_IS_TYPE(given, ConstantType)) {
-            if (put_constant(&p, given) && put_place(&p, 0)) found = by_fast(tape, &p);
+            if (put_constant(&p, given) && put_place(&p, 1)) found = by_fast(tape, &p);
         } else if (count == 3 && is_value(given, tape) && is_value(args[2], tape)) {
-            if (put_value(&p, tape, given) && put_value(&p, tape, args[2]) && put_place(&p, 0)) found = by_quick(tape, &p);
+            if (put_value(&p, tape, given) && put_value(&p, tape, args[2]) && put_place(&p, 1)) found = by_quick(tape, &p);
         }
     }
     drop(&p);
-    if (found == NULL && !PyErr_Occurred()) found = by_signature(tape, args[0], training, args + 1, count - 1, 0);
+    if (found == NULL && !PyErr_Occurred()) found = by_signature(tape, args[0], training, args + 1, count - 1, 1);
     Py_DECREF(training);
     return found;
 }
