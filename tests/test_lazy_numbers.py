@@ -111,3 +111,20 @@ def test_odd_exponents_are_computed(exponent: Any) -> None:
     x = torch.tensor([[1.0, -1.0, 0.5], [0.25, 1.0, -0.5]], requires_grad=True)
     found = weft.batched(lambda row: (row * 1.0) ** exponent)(x)
     torch.testing.assert_close(found, (x * 1.0) ** exponent, equal_nan=True)
+
+
+ODD = [0.5, 2.0, -3.0, 7.25, 1e39, float("inf"), float("nan"), 0.0, -0.0, 3, 0, 1 << 63, -(1 << 62)]
+
+
+@pytest.mark.parametrize("name", ["__mul__", "__lt__", "__rsub__", "__pow__"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_odd_numbers_among_many_at_one_place_are_those_of_the_loop(name: str, dtype: torch.dtype) -> None:
+    def fn(x: Tensor, number: Any) -> Tensor:
+        return getattr(x, name)(number)
+
+    numbers = [*(ODD if dtype is torch.float64 else [3, 0]), 5, 6, 7, 8]
+    x = torch.arange(1, 4).to(dtype).expand(len(numbers), 3)
+    net = weft.batched(fn, stack=False)
+    for _ in range(3):
+        for found, number in zip(net(x, numbers), numbers, strict=True):
+            torch.testing.assert_close(found, fn(x[0], number), equal_nan=True)

@@ -92,9 +92,29 @@ def functional(count: int) -> tuple[Any, ...]:
     return Functional(), list(range(count))
 
 
+class Varying(nn.Module):
+    """Operators with numbers that are others in every example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+
+    def forward(self, number: int) -> Tensor:
+        h = self.embed(torch.tensor(number))
+        for step in range(12):
+            h = (h * (0.1 * number + step) - step) / (step + 1.5)
+        return h.sum()
+
+
+def varying(count: int) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    return Varying(), list(range(1, count + 1))
+
+
 MODELS: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "mixed": mixed,
     "functional": functional,
+    "varying": varying,
     "tree_lstm": tree_lstm.example,
     "unmarked": lambda count: tree_lstm.example(count, marked=False),
     "tagger": tagger.example,
@@ -122,7 +142,7 @@ RECORDING = frozenset(f"weft.lazy.{name}" for name in ("calls", "mode", "modules
 
 
 @needs_shortcuts
-@pytest.mark.parametrize("name", ["tree_lstm", "unmarked", "functional"])
+@pytest.mark.parametrize("name", ["tree_lstm", "unmarked", "functional", "varying"])
 def test_no_python_of_weft_runs_for_a_call_that_was_seen_before(name: str) -> None:
     def python_calls(count: int) -> int:
         seen = 0

@@ -20,12 +20,13 @@ from weft.graph.recording import OUTPUT_BITS, CallProgram, References
 from weft.lazy.arguments import Argument
 from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Recorded
-from weft.lazy.coarsen import Coarse, rewritten
+from weft.lazy.coarsen import Coarse
 from weft.lazy.fibers import Fibers
 from weft.lazy.flush import recorded
 from weft.lazy.kinds import Kind
 from weft.lazy.nests import Structure, build
 from weft.lazy.results import Gathered, Outcome, joined, separate
+from weft.lazy.rewrite import rewrite
 from weft.lazy.state import State
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
@@ -105,8 +106,9 @@ class CachedBatch:
                     coarse.see(self.state, example.recorded, example.refs)
             for example in kept:
                 if example.version != coarse.version:
-                    layout = coarse.see(self.state, example.recorded, example.refs)
-                    example.program, example.wanted, example.origin = rewritten(coarse, example.recorded, layout, example.refs)
+                    made = rewrite(coarse, self.state, example.recorded, example.refs)
+                    example.program = made.program(example.recorded.data)
+                    example.wanted, example.origin = made.wanted, made.heads
                     example.version = coarse.version
         return [example.program for example in kept if example.program is not None]
 

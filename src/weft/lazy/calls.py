@@ -21,7 +21,7 @@ from weft.lazy.quick import remember, short
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, Value
-from weft.lazy.varying import with_fed_numbers
+from weft.lazy.varying import ROOTS, with_fed_numbers
 
 FEED, CAPTURED, BY_IDENTITY = "feed", "captured", "by identity"
 ATOMS = frozenset(
@@ -48,6 +48,7 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         return _with_tensors(func, args, kwargs)
     if active.tape is not tape:
         raise TraceError("a Value is used in another thread, or inside another recording, than the one that made it")
+    written = args
     func, args, kwargs = with_fed_numbers(tape, func, args, kwargs, frame)
     head, given = ((func, *kwargs), (*args, *kwargs.values())) if kwargs else (func, args)
     found = short(tape, head, given, frame)
@@ -61,8 +62,9 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         except NeedsValue:
             return _with_tensors(func, args, kwargs)
     remember(tape, head, given, frame, entry)
-    if name is not None and entry.single is not None and not feeds and not kwargs:
-        _remember(tape, name, args, entry, frame)
+    is_fed = args is not written and func not in ROOTS
+    if name is not None and entry.single is not None and not kwargs and (is_fed or not feeds):
+        _remember(tape, name, written, entry, frame, is_fed)
     return finish(tape, entry, refs, feeds)
 
 
@@ -255,12 +257,14 @@ class Found:
         return Feed(len(self.feeds) - 1)
 
 
-def _remember(tape: Tape, name: Any, args: tuple[Any, ...], entry: Entry, frame: FrameType) -> None:
-    """Let the operators find this signature without building it."""
+def _remember(tape: Tape, name: Any, args: tuple[Any, ...], entry: Entry, frame: FrameType, is_fed: bool) -> None:
+    """Let the operators find this signature without building it; a number that is fed counts by its class alone."""
     parts: list[Any] = [name]
     for item in args:
         if item.__class__ is Value:
             parts.append(item._kind)
+        elif is_fed:
+            parts.append(item.__class__)
         elif (item.__class__ is int or item.__class__ is float) and item == item and item != 0:
             parts += (item, item.__class__)
         else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,11 @@ class Recorded:
     further: Ints
     data: dict[tuple[int, int], Table]
     starts: Flags
+
+    @property
+    def structure(self) -> tuple[npt.NDArray[Any], ...]:
+        """What is equal for two recordings of equal calls, whatever is fed to them."""
+        return self.type, self.arguments, self.further, self.starts
 
 
 class Layout:

@@ -1,16 +1,12 @@
-"""Rewriting a recording: blocks become single calls. Array work, once per recording."""
+"""Which recorded types make one call type: learned from recordings, and what `rewrite.py` reads to rewrite them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from weft.graph.program import Ints
-from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
+from weft.graph.recording import OUTPUT_BITS, References
 from weft.lazy.blocks import OUTSIDE, Block, Source
 from weft.lazy.chains import LOW, Chains, Flags, Layout, Longs, Recorded
 from weft.lazy.ops import Op
@@ -158,67 +154,3 @@ def _equal_rows(values: Longs) -> tuple[int, ...]:
 def _renumbered(keys: list[Any]) -> tuple[int, ...]:
     first: dict[Any, int] = {}
     return tuple(first.setdefault(key, len(first)) for key in keys)
-
-
-def coarse_program(
-    state: State, recorded: Recorded, wanted: References, joins: bool, final: bool
-) -> tuple[CallProgram, References, Ints]:
-    """The recording with blocks as calls, the wanted references in it, and the recorded call where each call begins."""
-    with state.lock:
-        coarse = Coarse.of(state, joins, b"" if final else np.flatnonzero(np.bincount(recorded.type)).tobytes())
-        layout = coarse.see(state, recorded, wanted)
-        return rewritten(coarse, recorded, layout, wanted)
-
-
-def rewritten(coarse: Coarse, recorded: Recorded, layout: Layout, wanted: References) -> tuple[CallProgram, References, Ints]:
-    """Rewrite a recording that the blocks are known to fit."""
-    t = recorded.type
-    is_head = coarse.position[t] == 0
-    place = np.cumsum(is_head) - 1
-    heads = np.flatnonzero(is_head)
-    outside = layout.handed | (place[np.maximum(layout.producer, 0)] != place[layout.consumer])
-    many = coarse.chains.is_many[t[layout.consumer]]
-    column = coarse.chains.first[t[layout.consumer]] + np.where(many, 0, layout.column)
-    keep = outside & (many | coarse.kept_column[np.minimum(column, len(coarse.kept_column) - 1)]) if len(column) else outside
-
-    def moved(refs: Longs) -> Longs:
-        calls, outputs = refs >> OUTPUT_BITS, refs & LOW
-        result: Longs = place[calls] << OUTPUT_BITS | coarse.new_out[coarse.first_out[t[calls]] + outputs]
-        return result
-
-    chosen = recorded.arguments[keep]
-    arguments = chosen.copy()
-    arguments[chosen >= 0] = moved(chosen[chosen >= 0])
-    types = coarse.number[t[heads]].astype(np.int32)
-    data = _tables(coarse, recorded, heads)
-    return CallProgram(types, arguments, recorded.further, data), moved(wanted), heads.astype(np.int32)
-
-
-def _tables(coarse: Coarse, recorded: Recorded, heads: npt.NDArray[Any]) -> dict[tuple[int, int], Table]:
-    """Fed data by call type: a block's feeds are those of its operations, in order."""
-    parts: dict[tuple[int, int], list[tuple[int, Table]]] = {}
-    for head in np.flatnonzero(np.bincount(recorded.type[heads])).tolist():
-        feeds = [(t, i) for t in coarse.blocks[head] for i in _range(recorded, t)]
-        for number, key in enumerate(feeds):
-            parts.setdefault((int(coarse.number[head]), number), []).append((head, recorded.data[key]))
-    found: dict[tuple[int, int], Table] = {}
-    for target, tables in parts.items():
-        found[target] = tables[0][1] if len(tables) == 1 else interleaved(recorded.type, tables)
-    return found
-
-
-def _range(recorded: Recorded, t: int) -> list[int]:
-    found: list[int] = []
-    while (t, len(found)) in recorded.data:
-        found.append(len(found))
-    return found
-
-
-def interleaved(types: Ints, tables: list[tuple[int, Table]]) -> Table:
-    """Rows of several recorded types that are one call type, in the order of the calls."""
-    order = np.argsort(np.concatenate([np.flatnonzero(types == number) for number, _ in tables]), kind="stable")
-    rows = [table for _, table in tables]
-    if any(isinstance(part, Tensor) for part in rows):
-        return torch.cat([torch.as_tensor(part) for part in rows]).index_select(0, torch.from_numpy(order))
-    joined: Table = np.concatenate(rows)[order]
-    return joined

@@ -26,8 +26,9 @@ from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, Table, merge_calls
 from weft.lazy.cached import Kept, Result, assembled, keys_of_now, record_kept
 from weft.lazy.chains import Recorded
-from weft.lazy.coarsen import Coarse, interleaved, rewritten
+from weft.lazy.coarsen import Coarse
 from weft.lazy.nests import Structure
+from weft.lazy.rewrite import interleaved, rewrite
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape
 from weft.run.calls import run_calls
@@ -95,10 +96,8 @@ def run_recorded(batched: Batched, batch: RecordedBatch, device: str) -> tuple[S
     groups: Any = []
     if len(wanted):
         with state.lock:
-            coarse = Coarse.of(state, joins)
-            layout = coarse.see(state, recorded, wanted)
-            program, moved, _ = rewritten(coarse, recorded, layout, wanted)
-        groups = run_calls(state.library, [program], moved, batched.options)
+            made = rewrite(Coarse.of(state, joins), state, recorded, wanted)
+        groups = run_calls(state.library, [made.program(recorded.data)], made.wanted, batched.options)
     return batch.results[0].structure, assembled(batch.results, len(wanted), groups, batched.stack, device)
 
 
@@ -124,7 +123,7 @@ def _translated(batched: Batched, batch: RecordedBatch, device: str) -> CallProg
     parts: dict[tuple[int, int], list[tuple[int, Table]]] = {}
     for (number, feed), rows in batch.calls.data.items():
         parts.setdefault((known[number], feed), []).append((number, rows.to(device) if isinstance(rows, Tensor) else rows))
-    data = {at: rows[0][1] if len(rows) == 1 else interleaved(batch.calls.type, rows) for at, rows in parts.items()}
+    data = {at: interleaved(batch.calls.type, rows) for at, rows in parts.items()}
     return CallProgram(types, batch.calls.arguments, batch.calls.further, data)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,13 +16,15 @@ from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
 from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import LOW, Longs, Recorded
-from weft.lazy.coarsen import coarse_program
+from weft.lazy.coarsen import Coarse
 from weft.lazy.gradients import grad_flags
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Leftover
 from weft.lazy.ops import Feed, Op
 from weft.lazy.pools import ROW_BITS, places_of
+from weft.lazy.rewrite import Rewritten, rewrite
 from weft.lazy.tape import Tape
+from weft.plan.schedule import PlanCache
 from weft.run.blaming import run_blaming
 from weft.run.calls import Group
 from weft.run.options import Options
@@ -30,6 +33,9 @@ from weft.run.options import Options
 def _identity(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
+
+MOST_FLUSHES = 256
+"""For so many flushes it is kept what their recordings became."""
 
 _given: dict[tuple[Kind, str], Op] = {}
 
@@ -40,6 +46,17 @@ def given_op(kind: Kind, device: str) -> Op:
     if found is None:
         found = _given[kind, device] = Op("given", _identity, ((Feed(0),), {}), (), (kind,), device=device)
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """What a flush runs, but for the tensors that it is given."""
+
+    imports: CallProgram
+    """The calls that hand in results of earlier flushes."""
+    main: Rewritten
+    order: Longs
+    """In which order the results that are handed in are."""
 
 
 class Flush:
@@ -71,19 +88,46 @@ class Flush:
 
     def programs(self, final: bool = True) -> tuple[list[CallProgram], References]:
         """What to run, and the wanted references in it."""
-        tape = self.tape
-        chosen = self.wanted - tape.floor
+        chosen = self.wanted - self.tape.floor
         if self.left is not None:
             chosen = self.left.rest[chosen >> OUTPUT_BITS] << OUTPUT_BITS | chosen & LOW
-        main, wanted, self.origin = coarse_program(self.state, self.recorded, chosen, tape.sites, final)
+        self.merged = merged = self._merged(chosen, final)
+        main = merged.main.program(self.recorded.data)
         if not self.handed:
-            return [main], wanted
-        imports, place = self._imports()
+            return [main], merged.main.wanted
+        return [replace(merged.imports, data=self._handed(merged)), main], merged.main.wanted
+
+    def _merged(self, chosen: References, final: bool) -> Merged:
+        """As it was for the last recording of this structure, if nothing has been learned since."""
+        state, recorded = self.state, self.recorded
+        with state.lock:
+            coarse = Coarse.of(state, self.tape.sites, b"" if final else np.flatnonzero(np.bincount(recorded.type)).tobytes())
+            known: PlanCache = state.kept.setdefault("flushes", PlanCache(MOST_FLUSHES))
+            kinds = tuple([self.tape.sources[number].kind for number in self.sources])
+            arrays = (*recorded.structure, chosen, self.source)
+            key = (*[each.tobytes() for each in arrays], kinds, self.tape.device)
+            found = known.find((coarse, coarse.version, *key))
+            if found is None:
+                main = rewrite(coarse, state, recorded, chosen)
+                found = known.add((coarse, coarse.version, *key), self._joined(main))
+            assert isinstance(found, Merged)
+            return found
+
+    def _joined(self, main: Rewritten) -> Merged:
+        """With the results of earlier flushes in front, one call each, source by source."""
+        order = np.argsort(self.source, kind="stable")
+        numbers = np.zeros(len(self.tape.sources), np.int32)
+        for at in self.sources:
+            numbers[at] = self.state.library.number(given_op(self.tape.sources[at].kind, self.tape.device))
+        none = np.empty(0, np.int64)
+        imports = CallProgram(numbers[self.source[order]], none, none.astype(np.int32), {})
+        place = np.empty(self.handed, np.int64)
+        place[order] = np.arange(self.handed)
         # Merging adds the number of imports to every reference: it is taken off here from those that name imports.
-        arguments, below = main.arguments.copy(), main.arguments < 0
+        arguments, below = main.calls.arguments.copy(), main.calls.arguments < 0
         arguments[below] = (place[self.slot[-arguments[below] - 1]] - self.handed) << OUTPUT_BITS
-        main = CallProgram(main.type, arguments, main.further, main.data)
-        return [imports, main], wanted + (self.handed << OUTPUT_BITS)
+        calls = CallProgram(main.calls.type, arguments, main.calls.further, {})
+        return Merged(imports, replace(main, calls=calls, wanted=main.wanted + (self.handed << OUTPUT_BITS)), order)
 
     def _check_given(self) -> None:
         """Nobody has written into what is handed in."""
@@ -94,24 +138,16 @@ class Flush:
                     if found.is_changed(row):
                         _refuse_change(found.kind.shape)
 
-    def _imports(self) -> tuple[CallProgram, Longs]:
-        """The results of earlier flushes that are used again, one call each, source by source; and where each of them is."""
-        order = np.argsort(self.source, kind="stable")
-        counts, rows = np.bincount(self.source)[self.sources].tolist(), self.row[order]
-        types: list[int] = []
+    def _handed(self, merged: Merged) -> dict[tuple[int, int], Table]:
+        """What the calls that hand in results of earlier flushes are fed."""
+        counts, rows = np.bincount(self.source)[self.sources].tolist(), self.row[merged.order]
         parts: dict[tuple[int, int], list[Tensor]] = {}
         first = 0
-        for source, count in zip(map(self.tape.sources.__getitem__, self.sources), counts, strict=True):
-            number = self.state.library.number(given_op(source.kind, self.tape.device))
-            types += [number] * count
-            parts.setdefault((number, 0), []).append(source.take(rows[first : first + count]))
+        for number, count in zip(self.sources, counts, strict=True):
+            kind = int(merged.imports.type[first])
+            parts.setdefault((kind, 0), []).append(self.tape.sources[number].take(rows[first : first + count]))
             first += count
-        tables: dict[tuple[int, int], Table] = {
-            key: found[0] if len(found) == 1 else torch.cat(found) for key, found in parts.items()
-        }
-        place = np.empty(self.handed, np.int64)
-        place[order] = np.arange(self.handed)
-        return CallProgram(np.array(types, np.int32), np.empty(0, np.int64), np.empty(0, np.int32), tables), place
+        return {key: found[0] if len(found) == 1 else torch.cat(found) for key, found in parts.items()}
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""
@@ -159,7 +195,7 @@ class Flush:
         """Say in which example an error came up, and in which line."""
         call -= self.handed
         if call >= 0:
-            at = int(self.origin[call]) + getattr(error, WITHIN, 0)
+            at = int(self.merged.main.heads[call]) + getattr(error, WITHIN, 0)
             at = at if self.left is None else int(np.flatnonzero(~self.left.left)[at])
             name_example(error, self.example_of(at))
             name_site(error, self.state.sites[self.tape.type[at]])

@@ -167,11 +167,14 @@ def left_over(tape: Tape, busy: Container[int], needed: list[Value]) -> Leftover
     if tape.values is None or tape.watchful or tape.changed:
         put_back(tape)
         return None
-    finished = np.zeros(len(tape.type), bool)
     ends = [start for start, _ in tape.bounds[1:]] + [len(tape.type)]
-    for (start, example), end in zip(tape.bounds, ends, strict=True):
-        if start < end and example not in busy:
-            finished[start:end] = True
+    pieces = zip(tape.bounds, ends, strict=True)
+    idle = [(start, end) for (start, example), end in pieces if start < end and example not in busy]
+    if not idle and not tape.left and tape.state.eager()[list(set(tape.type))].all():
+        return None
+    finished = np.zeros(len(tape.type), bool)
+    for start, end in idle:
+        finished[start:end] = True
     found = Leftover(tape)
     asked = np.array([value._ref for value in needed], np.int64)
     if not found.choose(finished, (asked - tape.floor) >> OUTPUT_BITS):

@@ -274,6 +274,9 @@ UNKNOWN = -1
 PARTS: list[Callable[..., Any]] = []
 """How to get one part and all rows of a tensor that is known; `lazy/given.py`, which needs this file, puts it here."""
 
+LARGE = {float: 1e38, int: 1 << 62}
+"""Numbers below these can be fed."""
+
 MISS = object()
 """The answer of the short way where it does not know the call."""
 
@@ -298,13 +301,11 @@ def _binary(name: str, func: Any) -> Callable[[Value, Any], Any]:
                         tape.arguments += (left, right)
                         return tape.make(tape, ref, entry[1])
         elif cls is int or cls is float:
-            entry = tape.fast.get((name, self._kind, other, cls, id(frame.f_code), frame.f_lasti))
+            entry, feeds = tape.fast.get((name, self._kind, other, cls, id(frame.f_code), frame.f_lasti)), []
+            if entry is None and abs(other) < LARGE[cls]:
+                entry, feeds = tape.fast.get((name, self._kind, cls, id(frame.f_code), frame.f_lasti)), [other]
             if entry is not None and self._ref >= tape.floor:
-                ref = tape.next
-                tape.next = ref + STEP
-                tape.type.append(entry[0])
-                tape.arguments.append(self._ref)
-                return tape.make(tape, ref, entry[1])
+                return tape.make(tape, tape.emitted(entry[0], [self._ref], feeds), entry[1])
         return tape.record(func, (self, other), {}, frame, name)
 
     operator.__name__ = name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,8 +92,8 @@ class Prepared:
     plan: Plan
     types: tuple[int, ...]
     """The library's number of each type of the plan."""
-    number: Ints | None
-    """The plan's node of each call, where some calls are left out."""
+    results: tuple[tuple[Ints, Wanted], ...]
+    """What is wanted, by type and output, and the places of it among all wanted references."""
 
     @property
     def program(self) -> Program:
@@ -128,7 +129,8 @@ def observe(work: Callable[[], Any]) -> Observed | None:
 
 def _batched(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> list[Group]:
     call, places, _ = engine_call(library, programs, wanted, options)
-    with torch.autocast(call.device.type, enabled=False):
+    kind = call.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
         rows = run_batched(call)
     return [Group(at, part) for at, part in zip(places, rows, strict=True)]
 
@@ -149,10 +151,9 @@ def engine_call(
     for i, t in enumerate(prepared.types):
         for number in range(len(library.types[t].feeds)):
             feeds[i, "data", number] = torch.as_tensor(tables[t, number]).to(device)
-    groups = _wanted_groups(prepared, wanted)
     backend = options.backend_on(device)
-    call = Call(plan, cells, feeds, (), [each for _, each in groups], device, options.recompute, backend)
-    return call, [at for at, _ in groups], cached
+    call = Call(plan, cells, feeds, (), [each for _, each in prepared.results], device, options.recompute, backend)
+    return call, [at for at, _ in prepared.results], cached
 
 
 def prepare(
@@ -193,9 +194,10 @@ def prepare(
             results = first[wanted >> OUTPUT_BITS].astype(np.int64) << OUTPUT_BITS | wanted & LOW
         keep = needed(graph, results)
         if keep is None:
-            return _planned(library, engine, graph, first, options, cells)
-        number = (np.cumsum(keep) - 1).astype(np.int32)
-        return _planned(library, engine, without(graph, keep), number if first is None else number[first], options, cells)
+            return _planned(library, engine, graph, results, options, cells)
+        number = np.cumsum(keep) - 1
+        results = number[results >> OUTPUT_BITS] << OUTPUT_BITS | results & LOW
+        return _planned(library, engine, without(graph, keep), results, options, cells)
 
     cached = key in engine.plans
     found = engine.plans.get(key, make)
@@ -204,7 +206,7 @@ def prepare(
 
 
 def _planned(
-    library: Library, engine: Engine, graph: CallGraph, number: Ints | None, options: Options, cells: dict[int, CompiledCell]
+    library: Library, engine: Engine, graph: CallGraph, results: References, options: Options, cells: dict[int, CompiledCell]
 ) -> Prepared:
     present = tuple(np.flatnonzero(np.bincount(graph.type)).tolist())
     kinds: dict[int, NodeType] = {}
@@ -212,25 +214,23 @@ def _planned(
         kind = library.types[t]
         cells[t] = _cell(library, engine, t)
         kinds[t] = NodeType(kind.name, cells[t].trace.ports, len(kind.outputs))
-    return Prepared(schedule(planned_program(graph, kinds), options.policy, options.max_rows), present, number)
+    plan = schedule(planned_program(graph, kinds), options.policy, options.max_rows)
+    return Prepared(plan, present, _wanted_groups(plan, results))
 
 
 def _cell(library: Library, engine: Engine, t: int) -> CompiledCell:
     return engine.cells.cell(t, library.types[t], engine.sharing.groups(library.types, t))
 
 
-def _wanted_groups(prepared: Prepared, wanted: References) -> list[tuple[Ints, Wanted]]:
+def _wanted_groups(plan: Plan, results: References) -> tuple[tuple[Ints, Wanted], ...]:
     """The wanted references by type and output, with their places among all wanted ones."""
-    nodes, outputs = wanted >> OUTPUT_BITS, wanted & LOW
-    if prepared.number is not None:
-        nodes = prepared.number[nodes]
-    kinds = prepared.plan.program.type[nodes]
-    keys = kinds.astype(np.int64) << OUTPUT_BITS | outputs
+    nodes, outputs = results >> OUTPUT_BITS, results & LOW
+    keys = plan.program.type[nodes].astype(np.int64) << OUTPUT_BITS | outputs
     groups: list[tuple[Ints, Wanted]] = []
     for key in np.unique(keys).tolist():
         at = np.flatnonzero(keys == key)
         groups.append((at.astype(np.int32), Wanted((key & LOW, KEY), nodes[at].astype(np.int32), key >> OUTPUT_BITS)))
-    return groups
+    return tuple(groups)
 
 
 def in_order(groups: Sequence[Group], count: int) -> list[Tensor]:

@@ -4,6 +4,7 @@
    key that the Python function would build, looks it up in the same tables, and appends the same integers to the same lists. For
    whatever it does not know it calls the Python function, which stays the definition of what is recorded. */
 
+#include <math.h>
 #include <string.h>
 
 #define MOST 64
@@ -289,21 +290,55 @@ static PyObject *tape_of(PyObject *value)
     return tape != NULL && Py_IS_TYPE(tape, TapeType) ? tape : NULL;
 }
 
+/* Whether a number is below LARGE of `value.py`. */
+static int can_be_fed(PyObject *number)
+{
+    int overflow = 0;
+    if (PyFloat_CheckExact(number)) return fabs(PyFloat_AS_DOUBLE(number)) < 1e38;
+    long long whole = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return !overflow && whole < 1LL << 62 && whole > -(1LL << 62);
+}
+
+/* An operator on a value and a number, which is a part of the key, or fed where numbers change from call to call. */
+static PyObject *with_number(Shortcut *self, PyObject *tape, PyObject *value, PyObject *number, int feed)
+{
+    Parts p = {.keys = 0, .numbers = 0, .fed = 0};
+    PyObject *found = NULL;
+    int good = put_new(&p, self->name) && put_value(&p, tape, value) && (feed || put_new(&p, number)) &&
+               put_new(&p, (PyObject *)Py_TYPE(number));
+    if (feed) {
+        Py_INCREF(number);
+        p.feeds[p.fed++] = number;
+    }
+    if (good && put_place(&p, 0)) found = by_fast(tape, &p);
+    drop(&p);
+    return found;
+}
+
+static PyObject *with_value(Shortcut *self, PyObject *tape, PyObject *value, PyObject *other)
+{
+    Parts p = {.keys = 0, .numbers = 0, .fed = 0};
+    PyObject *found = NULL;
+    int good = put_new(&p, self->name) && put_value(&p, tape, value) && put_value(&p, tape, other);
+    if (good && put_place(&p, 0)) found = by_fast(tape, &p);
+    drop(&p);
+    return found;
+}
+
 static PyObject *binary(Shortcut *self, PyObject *const *args, Py_ssize_t count)
 {
     PyObject *tape = count == 2 ? tape_of(args[0]) : NULL, *found = NULL;
     if (tape == NULL) return NULL;
     long long floor = number_of(SLOT(tape, t_floor));
-    PyObject *other = args[1];
-    Parts p = {.keys = 0, .numbers = 0, .fed = 0};
-    int good = number_of(SLOT(args[0], v_ref)) >= floor && put_new(&p, self->name) && put_value(&p, tape, args[0]);
-    if (Py_IS_TYPE(other, ValueType))
-        good = good && SLOT(other, v_tape) == tape && number_of(SLOT(other, v_ref)) >= floor && put_value(&p, tape, other);
-    else
-        good = good && (PyLong_CheckExact(other) || PyFloat_CheckExact(other)) && put_new(&p, other) &&
-               put_new(&p, (PyObject *)Py_TYPE(other));
-    if (good && put_place(&p, 0)) found = by_fast(tape, &p);
-    drop(&p);
+    PyObject *value = args[0], *other = args[1];
+    if (number_of(SLOT(value, v_ref)) >= floor) {
+        if (is_value(other, tape)) {
+            if (number_of(SLOT(other, v_ref)) >= floor) found = with_value(self, tape, value, other);
+        } else if (PyLong_CheckExact(other) || PyFloat_CheckExact(other)) {
+            found = with_number(self, tape, value, other, 0);
+            if (found == NULL && !PyErr_Occurred() && can_be_fed(other)) found = with_number(self, tape, value, other, 1);
+        }
+    }
     return found != NULL || PyErr_Occurred() ? found : by_signature(tape, self->func, NULL, args, count, 0);
 }
 

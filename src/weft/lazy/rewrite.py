@@ -1,0 +1,101 @@
+"""Rewriting a recording: blocks become single calls. Array work, once for recordings of equal structure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.graph.program import Ints
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
+from weft.lazy.chains import LOW, Longs, Recorded
+from weft.lazy.coarsen import Coarse
+from weft.lazy.state import State
+
+Column = tuple[int, int]
+"""A table of fed data: (type, feed number)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A recording with blocks as calls: all of it but the data that is fed."""
+
+    calls: CallProgram
+    wanted: References
+    heads: Ints
+    """The recorded call where each call begins."""
+    tables: Sequence[tuple[Column, list[Column], Longs | None]]
+    """For each table the recorded ones that it is made of, and in which order their rows are."""
+
+    def program(self, data: Mapping[Column, Table]) -> CallProgram:
+        """The calls with the data of a recording of this structure."""
+        found = {at: _joined([data[each] for each in parts], order) for at, parts, order in self.tables}
+        return replace(self.calls, data=found)
+
+
+def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References) -> Rewritten:
+    """Learn from a recording, and rewrite it."""
+    layout, t = coarse.see(state, recorded, wanted), recorded.type
+    is_head = coarse.position[t] == 0
+    place = np.cumsum(is_head) - 1
+    heads = np.flatnonzero(is_head)
+    outside = layout.handed | (place[np.maximum(layout.producer, 0)] != place[layout.consumer])
+    many = coarse.chains.is_many[t[layout.consumer]]
+    column = coarse.chains.first[t[layout.consumer]] + np.where(many, 0, layout.column)
+    keep = outside & (many | coarse.kept_column[np.minimum(column, len(coarse.kept_column) - 1)]) if len(column) else outside
+
+    def moved(refs: Longs) -> Longs:
+        calls, outputs = refs >> OUTPUT_BITS, refs & LOW
+        result: Longs = place[calls] << OUTPUT_BITS | coarse.new_out[coarse.first_out[t[calls]] + outputs]
+        return result
+
+    chosen = recorded.arguments[keep]
+    arguments = chosen.copy()
+    arguments[chosen >= 0] = moved(chosen[chosen >= 0])
+    types = coarse.number[t[heads]].astype(np.int32)
+    calls = CallProgram(types, arguments, recorded.further, {})
+    return Rewritten(calls, moved(wanted), heads.astype(np.int32), _tables(coarse, recorded, heads))
+
+
+def _tables(coarse: Coarse, recorded: Recorded, heads: Longs) -> list[tuple[Column, list[Column], Longs | None]]:
+    """Fed data by call type: a block's feeds are those of its operations, in order."""
+    parts: dict[Column, list[tuple[int, Column]]] = {}
+    for head in np.flatnonzero(np.bincount(recorded.type[heads])).tolist():
+        feeds = [(t, i) for t in coarse.blocks[head] for i in _range(recorded, t)]
+        for number, key in enumerate(feeds):
+            parts.setdefault((int(coarse.number[head]), number), []).append((head, key))
+    found: list[tuple[Column, list[Column], Longs | None]] = []
+    for target, made_of in parts.items():
+        order = None if len(made_of) == 1 else _order(recorded.type, [head for head, _ in made_of])
+        found.append((target, [key for _, key in made_of], order))
+    return found
+
+
+def _range(recorded: Recorded, t: int) -> list[int]:
+    found: list[int] = []
+    while (t, len(found)) in recorded.data:
+        found.append(len(found))
+    return found
+
+
+def _order(types: Ints, numbers: list[int]) -> Longs:
+    """How rows of several types, one after the other, come into the order of the calls."""
+    return np.argsort(np.concatenate([np.flatnonzero(types == number) for number in numbers]), kind="stable")
+
+
+def _joined(tables: Sequence[Table], order: Longs | None) -> Table:
+    if order is None:
+        return tables[0]
+    if any(isinstance(part, Tensor) for part in tables):
+        return torch.cat([torch.as_tensor(part) for part in tables]).index_select(0, torch.from_numpy(order))
+    joined: Table = np.concatenate(tables)[order]
+    return joined
+
+
+def interleaved(types: Ints, tables: list[tuple[int, Table]]) -> Table:
+    """Rows of several recorded types that are one call type, in the order of the calls."""
+    order = None if len(tables) == 1 else _order(types, [number for number, _ in tables])
+    return _joined([rows for _, rows in tables], order)

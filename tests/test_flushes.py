@@ -1,0 +1,96 @@
+"""What a flush in the middle costs where its structure was seen before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.lazy import flush
+from weft.run import calls
+
+
+class Rounds(nn.Module):
+    """Asks for a number in every round; an example has as many rounds as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.score = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, rounds: int) -> Any:
+        h, seen = x, 0
+        for _ in range(rounds):
+            h = torch.tanh(self.step(h)) + h
+            seen += int(self.score(h).argmax())
+        return h, seen
+
+
+def loop(model: nn.Module, x: Tensor, rounds: list[int]) -> tuple[Tensor, Tensor]:
+    found = [model(*each) for each in zip(x, rounds, strict=True)]
+    return torch.stack([h for h, _ in found]), torch.tensor([seen for _, seen in found])
+
+
+def check_equal(model: nn.Module, net: Any, x: Tensor, rounds: list[int]) -> None:
+    (h, seen), (wanted, counts) = net(x, rounds), loop(model, x, rounds)
+    torch.testing.assert_close(h, wanted)
+    assert torch.equal(seen, counts)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[int]:
+    """A list that grows by one with every call of a function."""
+    made: list[int] = []
+    plain = getattr(where, name)
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        made.append(1)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, counting)
+    return made
+
+
+def test_a_structure_that_was_seen_is_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, rounds = Rounds(), [1, 3, 3, 5]
+    net = weft.batched(model)
+    for _ in range(3):
+        check_equal(model, net, torch.randn(4, 4), rounds)
+    rewritten = counted(monkeypatch, flush, "rewrite")
+    check_equal(model, net, torch.randn(4, 4), rounds)
+    assert not rewritten
+    check_equal(model, net, torch.randn(4, 4), [2, 2, 6, 6])
+    assert rewritten
+
+
+def test_what_was_kept_of_a_flush_goes_when_blocks_change() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(4, 4)
+
+    def fn(x: Tensor, both: bool) -> Tensor:
+        h = torch.tanh(linear(x))
+        if bool(h.sum() > 100.0):
+            return h
+        h = h * 2
+        if both:
+            h = h + x
+        return h.exp() if bool(h[0] > 100.0) else h.sin()
+
+    net, x = weft.batched(fn), torch.randn(4, 4)
+    for both in ([False] * 4, [False, True] * 2, [True] * 4, [False] * 4):
+        for _ in range(2):
+            wanted = torch.stack([fn(row, flag) for row, flag in zip(x, both, strict=True)])
+            torch.testing.assert_close(net(x, both), wanted)
+
+
+def test_results_are_found_in_a_plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Rounds(), torch.randn(3, 4)
+    net = weft.batched(model)
+    for _ in range(3):
+        net(x, [2, 2, 2])
+    found = counted(monkeypatch, calls, "_wanted_groups")
+    check_equal(model, net, x, [2, 2, 2])
+    assert not found
