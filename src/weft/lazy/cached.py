@@ -22,12 +22,12 @@ from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Recorded
 from weft.lazy.coarsen import Coarse
 from weft.lazy.fibers import Fibers
-from weft.lazy.flush import recorded
 from weft.lazy.kinds import Kind
 from weft.lazy.nests import Structure, build
 from weft.lazy.results import Gathered, Outcome, joined, separate
 from weft.lazy.rewrite import rewrite
 from weft.lazy.state import State
+from weft.lazy.taken import recorded
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 from weft.run.blaming import run_blaming

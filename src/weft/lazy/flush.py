@@ -13,16 +13,17 @@ from torch import Tensor
 
 from weft.errors import TraceError
 from weft.graph.capture import Surroundings, fetch
-from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, table
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
 from weft.lazy.blame import WITHIN, name_example, name_site
-from weft.lazy.chains import LOW, Longs, Recorded
+from weft.lazy.chains import LOW, Longs
 from weft.lazy.coarsen import Coarse
-from weft.lazy.gradients import grad_flags
+from weft.lazy.gradients import cuts, grad_flags, is_trained
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Leftover
 from weft.lazy.ops import Feed, Op
 from weft.lazy.pools import ROW_BITS, places_of
 from weft.lazy.rewrite import Rewritten, rewrite
+from weft.lazy.taken import recorded
 from weft.lazy.tape import Tape
 from weft.plan.schedule import PlanCache
 from weft.run.blaming import run_blaming
@@ -65,10 +66,9 @@ class Flush:
     def __init__(self, tape: Tape, wanted: References, left: Leftover | None = None) -> None:
         self.tape, self.state = tape, tape.state
         _check_unchanged(tape)
-        self.recorded = recorded(tape)
+        self.recorded = recorded(tape) if left is None else left.others()
         self.left, self.wanted = left, wanted
         if left is not None:
-            self.recorded = left.others(self.recorded)
             wanted = np.append(wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]], left.used)
             self.wanted = np.unique(wanted)
         self._find_handed()
@@ -164,9 +164,13 @@ class Flush:
         """What was recorded without gradients has none, whatever the engine ran it with."""
         if not group.rows.requires_grad:
             return [group]
+        calls = (self.wanted[group.at] - self.tape.floor) >> OUTPUT_BITS
+        types = {self.tape.type[call] for call in calls.tolist()}
+        if all(is_trained(self.state.fines[number]) for number in types):
+            return [group]
         if self._flags is None:
             self._flags = grad_flags(self.tape)
-        trained = self._flags[(self.wanted[group.at] - self.tape.floor) >> OUTPUT_BITS]
+        trained = self._flags[calls]
         if trained.all():
             return [group]
         if not trained.any():
@@ -176,8 +180,7 @@ class Flush:
         return [Group(group.at[trained], rows), Group(group.at[~trained], others)]
 
     def _cuts_gradients(self) -> bool:
-        ops = (self.state.fines[t] for t in set(self.tape.type))
-        return any(op.setting.detached or op.name == "detach" for op in ops)
+        return any(cuts(self.state.fines[number]) for number in set(self.tape.type))
 
     def _keep(self, groups: Sequence[Group], plain: bool) -> None:
         tape = self.tape
@@ -203,20 +206,6 @@ class Flush:
     def example_of(self, call: int) -> int:
         bounds = [start for start, _ in self.tape.bounds]
         return self.tape.bounds[max(int(np.searchsorted(bounds, call, "right")) - 1, 0)][1] if bounds else 0
-
-
-def recorded(tape: Tape) -> Recorded:
-    """What the tape holds since the last flush; references count from its first call, those handed in are negative."""
-    arguments = np.array(tape.arguments, np.int64)
-    arguments -= np.where(arguments >= 0, tape.floor, 0)
-    data: dict[tuple[int, int], Table] = {}
-    for number, rows in tape.data.items():
-        feeds = tape.state.fines[number].feeds
-        for i, kind in enumerate(feeds):
-            data[number, i] = table(rows[i :: len(feeds)], kind.dtype)
-    starts = np.zeros(len(tape.type) + 1, bool)
-    starts[[0, -1, *(call for call, _ in tape.bounds)]] = True
-    return Recorded(np.array(tape.type, np.int32), arguments, np.array(tape.further, np.int32), data, starts)
 
 
 def alive(tape: Tape) -> References:

@@ -8,9 +8,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from weft.graph.capture import Surroundings, fetch
-from weft.graph.recording import OUTPUT_BITS
-from weft.lazy.chains import Flags
+from weft.lazy.chains import Flags, Layout
 from weft.lazy.ops import Op
+from weft.lazy.pools import ROW, ROW_BITS
+from weft.lazy.taken import calls_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import STEP, Value
 
@@ -32,14 +33,11 @@ def requires_grad(tape: Tape, value: Value) -> bool:
 
 def grad_flags(tape: Tape) -> Flags:
     """For every call since the last flush, whether what it gives requires gradients, as far as is known."""
-    types, refs = np.array(tape.type, np.int64), np.array(tape.arguments, np.int64)
-    arity, is_many = tape.state.widths()
-    count = arity[types]
-    if tape.further:
-        count[is_many[types]] += tape.further
-    owner = np.repeat(np.arange(len(types)), count)
+    calls = calls_of(tape)
+    layout = Layout(calls, *tape.state.widths())
+    types, owner = calls.type, layout.consumer
     present = np.flatnonzero(np.bincount(types)).tolist()
-    always = np.zeros((len(arity), 2), bool)
+    always = np.zeros((len(tape.state.fines), 2), bool)
     """For each type: whether its results are always trained, and whether arguments decide."""
     for number in present:
         always[number] = _known(tape.state.fines[number])
@@ -49,13 +47,10 @@ def grad_flags(tape: Tape) -> Flags:
         trained = [_trained(row) for row in tape.data.get(number, ())]
         if any(trained) and always[number].any():
             flags[types == number] |= np.array(trained).reshape(-1, len(tape.state.fines[number].feeds)).any(1)
-    inside = refs >= 0
-    given = np.zeros(len(refs), bool)
-    handed = [ref in tape.results and tape.found(ref)[0].rows.requires_grad for ref in tape.imported_refs]
-    given[~inside] = np.array(handed, bool)[-refs[~inside] - 1]
-    flags[owner[given & is_open[owner]]] = True
-    inside &= is_open[owner]
-    producer, owner = (refs[inside] - tape.floor) >> OUTPUT_BITS, owner[inside]
+    given = layout.handed & is_open[owner]
+    flags[owner[given][_trained_results(tape)[-calls.arguments[given] - 1]]] = True
+    inside = ~layout.handed & is_open[owner]
+    producer, owner = layout.producer[inside], owner[inside]
     while True:
         fresh = owner[flags[producer] & ~flags[owner]]
         if not len(fresh):
@@ -63,19 +58,36 @@ def grad_flags(tape: Tape) -> Flags:
         flags[fresh] = True
 
 
+def _trained_results(tape: Tape) -> Flags:
+    """Which of the results of earlier flushes that are handed in require gradients."""
+    places = np.array([tape.results.get(ref, -1) for ref in tape.imported_refs], np.int64)
+    found = np.zeros(len(places), bool)
+    source = places >> ROW_BITS
+    for number in np.unique(source[source >= 0]).tolist():
+        at = np.flatnonzero(source == number)
+        found[at] = tape.sources[number].are_trained(places[at] & ROW)
+    return found
+
+
 def _known(op: Op) -> tuple[bool, bool]:
     """Whether what an operation gives is always trained, and whether its arguments decide."""
-    if op.setting.detached or op.name == "detach":
-        return False, False
-    trained = _is_trained(op)
-    return trained, not trained
+    trained = is_trained(op)
+    return trained, not trained and not cuts(op)
+
+
+def cuts(op: Op) -> bool:
+    """Whether what an operation gives has no gradients, whatever it is given."""
+    return op.setting.detached or op.name == "detach"
 
 
 def _trained(row: Any) -> bool:
     return isinstance(row, Tensor) and row.requires_grad
 
 
-def _is_trained(op: Op) -> bool:
+def is_trained(op: Op) -> bool:
+    """Whether an operation has gradients of its own, whatever its arguments have."""
+    if cuts(op):
+        return False
     for owner in op.owners:
         if isinstance(owner, nn.Module):
             found = any(parameter.requires_grad for parameter in owner.parameters())

@@ -16,11 +16,11 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from weft.graph.recording import OUTPUT_BITS, References, Table
-from weft.lazy.chains import LOW, Flags, Longs, Recorded
+from weft.graph.recording import OUTPUT_BITS, References
+from weft.lazy.chains import LOW, Flags, Layout, Longs, Recorded
+from weft.lazy.taken import calls_of, tables_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import STEP, Value
 
@@ -30,15 +30,10 @@ class Leftover:
 
     def __init__(self, tape: Tape) -> None:
         self.tape, self.floor = tape, tape.floor
-        self.types, self.refs = np.array(tape.type, np.int64), np.array(tape.arguments, np.int64)
-        arity, self.is_many = tape.state.widths()
-        count = arity[self.types]
-        if tape.further:
-            count[self.is_many[self.types]] += tape.further
-        self.owner: Longs = np.repeat(np.arange(len(count)), count)
-        self.inside: Flags = self.refs >= 0
-        self.producer: Longs = np.where(self.inside, self.refs - self.floor, 0) >> OUTPUT_BITS
-        self.leave(np.ones(len(count), bool))
+        self.calls = calls_of(tape)
+        layout = Layout(self.calls, *tape.state.widths())
+        self.owner, self.producer, self.inside = layout.consumer, layout.producer, ~layout.handed
+        self.leave(np.ones(len(self.calls.type), bool))
 
     def leave(self, left: Flags) -> None:
         """These calls are left."""
@@ -49,8 +44,9 @@ class Leftover:
     def choose(self, finished: Flags, needed: Longs) -> bool:
         """Leave what can wait, such that nothing that runs now uses any of it; False where what was left before is needed."""
         eager, forced = self.tape.state.eager(), self._uses_what_is_left()
+        types = self.calls.type
         while True:
-            left = finished | forced | ~eager[self.types]
+            left = finished | forced | ~eager[types]
             wrong = np.append(self.producer[self.inside & ~left[self.owner] & left[self.producer]], needed[left[needed]])
             if not len(wrong):
                 self.leave(left)
@@ -59,59 +55,72 @@ class Leftover:
                 return False
             if finished[wrong].any():  # examples use each other's values
                 finished = np.zeros(len(left), bool)
-            eager[self.types[wrong]] = True
+            eager[types[wrong]] = True
 
     def _uses_what_is_left(self) -> Flags:
         """Which calls use a value that was left by an earlier flush."""
-        found = np.zeros(len(self.types), bool)
+        found = np.zeros(len(self.calls.type), bool)
         results = self.tape.results
         missing = [ref not in results for ref in self.tape.imported_refs] if self.tape.left else []
         if any(missing):
             handed = ~self.inside
-            found[self.owner[handed][np.array(missing)[-self.refs[handed] - 1]]] = True
+            found[self.owner[handed][np.array(missing)[-self.calls.arguments[handed] - 1]]] = True
         return found
 
     @property
     def used(self) -> References:
         """References of what runs now that is used by what is left, as often as it is used."""
-        found: References = self.refs[self.crosses]
+        found: References = self.calls.arguments[self.crosses] + self.floor
         return found
 
-    def others(self, recorded: Recorded) -> Recorded:
+    def others(self) -> Recorded:
         """The recording of the calls that run now."""
-        now = ~self.left
-        arguments = recorded.arguments[now[self.owner]]
+        calls, now = self.calls, ~self.left
+        arguments = calls.arguments[now[self.owner]]
         inside = arguments >= 0
         arguments[inside] = self.rest[arguments[inside] >> OUTPUT_BITS] << OUTPUT_BITS | arguments[inside] & LOW
-        data = {key: _rows(rows, now[self.types == key[0]]) for key, rows in recorded.data.items()}
-        further = recorded.further[now[self.is_many[self.types]]]
-        run = np.cumsum(recorded.starts[:-1])[now]  # calls with nothing but left ones between them follow each other
+        further = calls.further[self._of_many(now)] if len(calls.further) else calls.further
+        run = np.cumsum(calls.starts[:-1])[now]  # calls with nothing but left ones between them follow each other
         starts = np.ones(len(run) + 1, bool)
         starts[1:-1] = run[1:] != run[:-1]
-        return Recorded(recorded.type[now], arguments, further, {key: rows for key, rows in data.items() if len(rows)}, starts)
+        return Recorded(calls.type[now], arguments, further, tables_of(self.tape.state, self._fed(now)), starts)
+
+    def _of_many(self, chosen: Flags) -> Flags:
+        """Which of the calls that take many arguments are among the chosen ones."""
+        found: Flags = chosen[self.tape.state.widths()[1][self.calls.type]]
+        return found
+
+    def _fed(self, chosen: Flags) -> dict[int, list[Any]]:
+        """What is fed to the chosen calls."""
+        found: dict[int, list[Any]] = {}
+        for number, rows in self.tape.data.items():
+            mine = chosen[self.calls.type == number]
+            feeds = len(self.tape.state.fines[number].feeds)
+            kept = rows if mine.all() else list(compress(rows, (mine if feeds == 1 else np.repeat(mine, feeds)).tolist()))
+            if kept:
+                found[number] = kept
+        return found
 
     def take_off(self, values: list[Value], copies: bool) -> None:
         """Keep what is needed to put the calls back, before the tape goes on without them. `copies`: of fed tensors, too."""
-        tape, chosen = self.tape, self.left.tolist()
+        tape, chosen, calls, floor = self.tape, self.left.tolist(), self.calls, self.floor
         mine = self.left[self.owner]
-        self.type = list(compress(tape.type, chosen))
-        self.arguments = self.refs[mine]
-        self.handed_at = ~self.inside[mine] | self.crosses[mine]
+        self.type = calls.type[self.left].tolist()
+        self.arguments, inside = calls.arguments[mine], self.inside[mine]
+        self.arguments[inside] += floor
+        self.handed_at = ~inside | self.crosses[mine]
         handed = self.arguments[self.handed_at].tolist()
-        self.handed = np.array([tape.imported_refs[-ref - 1] if ref < 0 else ref for ref in handed], np.int64)
-        self.further = list(compress(tape.further, self.left[self.is_many[self.types]].tolist()))
-        self.data: dict[int, list[Any]] = {}
-        for number, rows in tape.data.items():
-            feeds = len(tape.state.fines[number].feeds)
-            kept = list(compress(rows, np.repeat(self.left[self.types == number], feeds).tolist()))
-            if kept:
-                self.data[number] = [row.clone() if copies and isinstance(row, Tensor) else row for row in kept]
+        self.handed = [tape.imported_refs[-ref - 1] if ref < 0 else ref for ref in handed]
+        self.further = calls.further[self._of_many(self.left)].tolist() if len(calls.further) else []
+        fed = self._fed(self.left)
+        self.data = {
+            number: [row.clone() if copies and isinstance(row, Tensor) else row for row in rows] for number, rows in fed.items()
+        }
         self.fed = [] if copies else tape.fed
         before = [0, *np.cumsum(self.left).tolist()]
         ends = [start for start, _ in tape.bounds[1:]] + [len(chosen)]
         pieces = zip(tape.bounds, ends, strict=True)
         self.bounds = [(before[start], example) for (start, example), end in pieces if before[start] < before[end]]
-        floor = self.floor
         self.values = [value for value in values if value._ref >= floor and chosen[(value._ref - floor) // STEP]]
 
     def holds(self, ref: int) -> bool:
@@ -134,9 +143,9 @@ class Leftover:
         refs[self.handed_at] = self._handed_in(all_left, floors)
         tape.arguments += refs.tolist()
         tape.next = self.first + len(self.type) * STEP
-        for value in self.values:
-            if self.holds(value._ref):  # it may have been written into since
-                value._ref = int(self.moved(np.array(value._ref)))
+        mine = [value for value in self.values if self.holds(value._ref)]  # others have been written into since
+        for value, ref in zip(mine, self.moved(np.array([value._ref for value in mine], np.int64)).tolist(), strict=True):
+            value._ref = ref
         if tape.values is not None:
             tape.values += self.values
 
@@ -148,17 +157,13 @@ class Leftover:
 
     def _handed_in(self, all_left: list[Leftover], floors: Longs) -> Longs:
         """References to results of earlier flushes, and to what was left by them."""
-        tape, found = self.tape, self.handed.copy()
-        source = np.searchsorted(floors, self.handed, "right") - 1
-        for at, ref in enumerate(self.handed.tolist()):
-            if ref in tape.results:
-                source[at] = -1
-                if ref not in tape.imports:
-                    tape.imports[ref] = -len(tape.imports) - 1
-                    tape.imported_refs.append(ref)
-                found[at] = tape.imports[ref]
-        for number in np.unique(source[source >= 0]).tolist():
-            found[source == number] = all_left[number].moved(self.handed[source == number])
+        tape = self.tape
+        found = np.array([tape.handed_in(ref) if ref in tape.results else ref for ref in self.handed], np.int64)
+        is_left = np.flatnonzero(found >= 0)
+        source = np.searchsorted(floors, found[is_left], "right") - 1
+        for number in np.flatnonzero(np.bincount(source)).tolist():
+            at = is_left[source == number]
+            found[at] = all_left[number].moved(found[at])
         return found
 
 
@@ -189,7 +194,7 @@ def _never_wait(tape: Tape) -> None:
     for ref in tape.imported_refs:
         one = None if ref in tape.results else tape.left_at(ref)
         if one is not None:
-            tape.state.eager()[one.types[(ref - one.floor) // STEP]] = True
+            tape.state.eager()[one.calls.type[(ref - one.floor) // STEP]] = True
 
 
 def put_back(tape: Tape) -> None:
@@ -210,9 +215,3 @@ def put_back(tape: Tape) -> None:
         one.put_back(left, floors)
     if bounds and (not tape.bounds or tape.bounds[-1][1] != bounds[-1][1]):
         tape.bound(bounds[-1][1])
-
-
-def _rows(table: Table, chosen: Flags) -> Table:
-    if chosen.all():
-        return table
-    return table[torch.from_numpy(np.flatnonzero(chosen)).to(table.device)] if isinstance(table, Tensor) else table[chosen]

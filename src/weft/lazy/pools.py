@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.lazy.chains import Longs
+from weft.lazy.chains import Flags, Longs
 from weft.lazy.kinds import Kind, kind_of
 from weft.run.batched import _Once
 
@@ -76,6 +76,10 @@ class Rows:
     def find(self, row: int) -> tuple[Rows, int]:
         return self, row
 
+    def are_trained(self, rows: Longs) -> Flags:
+        """Which of these rows require gradients."""
+        return np.full(len(rows), self.rows.requires_grad)
+
     def take(self, index: Longs) -> Tensor:
         """Some rows, in this order."""
         if len(self.rows) == 1 and len(index) == 1:
@@ -117,6 +121,10 @@ class Pool:
 
     def may_change(self) -> bool:
         return self.is_given_out
+
+    def are_trained(self, rows: Longs) -> Flags:
+        found: Flags = np.array([part.rows.requires_grad for part in self._parts])
+        return found[np.searchsorted(self._firsts, rows, "right") - 1]
 
     def take(self, index: Longs) -> Tensor:
         """Some rows, in this order; each at most once."""

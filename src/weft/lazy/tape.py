@@ -216,6 +216,13 @@ class Tape(Hot):
         if found is None:
             if ref not in self.results and self.left_at(ref) is None:
                 self.result(value)
+            found = self.handed_in(ref)
+        return found
+
+    def handed_in(self, ref: int) -> int:
+        """The same of a reference to such a result."""
+        found = self.imports.get(ref)
+        if found is None:
             found = self.imports[ref] = -len(self.imports) - 1
             self.imported_refs.append(ref)
         return found
