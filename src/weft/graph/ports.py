@@ -52,7 +52,7 @@ def slots_port(ports: Sequence[Port], position: int) -> int:
     return next(i for i, port in enumerate(ports) if port.kind == "slots" and position in port.positions)
 
 
-def input_of(port: Port, key: Any, kind: str | None = None) -> tuple[Any, ...]:
+def input_of(port: Port, key: Any) -> tuple[Any, ...]:
     """The name of the input that a port's gathered rows of a state key have."""
     if port.kind == "slots":
         return ("slots", port.positions[0], key)

@@ -60,7 +60,7 @@ def _returns_of(plan: Plan, read: Read) -> list[Return]:
         if first == last or bounds[first] == bounds[last]:
             continue
         own = read.recurrent and group.types and read.type in group.types
-        cuts = _class_cuts(plan, number, read.value_class, first, last) if own else np.array([first, last])
+        cuts = _class_cuts(plan, number, read.value_class, last) if own else np.array([first, last])
         part = None if single is None else single[first:last]
         slices, nothing = _slices(bounds, index, cuts, single is not None)
         found.append(
@@ -81,7 +81,7 @@ def _returns_of(plan: Plan, read: Read) -> list[Return]:
     return found
 
 
-def _class_cuts(plan: Plan, number: int, value_class: int, first: int, last: int) -> Ints:
+def _class_cuts(plan: Plan, number: int, value_class: int, last: int) -> Ints:
     """Bounds of the class rows that each step of a group writes, in order of class rows."""
     group = plan.groups[number]
     starts: list[Ints] = []

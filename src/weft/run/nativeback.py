@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.plan.plan import Group
 from weft.run.nativetypes import NativeTypeText
-from weft.run.recipe import NoRecipe
 from weft.run.recipeback import BackText
 from weft.run.walk import Walk
 from weft.run.walking import walk_rows
@@ -48,8 +46,4 @@ class NativeBackText(BackText):
 
     parameters = "tensors, chosen, saved, grads, records, device, fresh"
     type_text = BackTypeText
-
     take, put = staticmethod(take_rows), staticmethod(put_rows)
-
-    def _sweep(self, number: int, group: Group) -> None:
-        raise NoRecipe("steps of a recurrence")

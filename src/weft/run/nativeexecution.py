@@ -12,12 +12,9 @@ from weft.run.backward import Backward
 from weft.run.batched import Execution
 from weft.run.nativeback import NativeBackText, fresh
 from weft.run.nativerecipe import NativeForwardText
-from weft.run.recipe import NoRecipe, Recipe
+from weft.run.recipe import MOST_RECIPES, Recipe, written
 from weft.run.recipeforward import Saved
 from weft.run.walking import watched
-
-MOST_RECIPES = 8
-"""For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
 
 
 class NativeExecution(Execution):
@@ -26,7 +23,6 @@ class NativeExecution(Execution):
     recipe: Recipe | None = None
     """By which this call ran."""
     kept: tuple[Tensor, ...] = ()
-    given_tensors: Sequence[Tensor] = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if watched():
@@ -36,7 +32,7 @@ class NativeExecution(Execution):
         if self.recipe is None:
             outputs = super().forward(tensors)
             if len(known) < MOST_RECIPES:
-                known.append(self._written())
+                known.append(written(NativeForwardText(self)))
             return outputs
         made: list[Tensor]
         parts = [None if wanted.nodes is None else wanted.parts(self.plan) for wanted in self.call.wanted]
@@ -71,13 +67,7 @@ class NativeExecution(Execution):
         known = self._known_back(self.recipe, grads)
         if len(known) >= MOST_RECIPES:
             return
-        self.given_tensors = tensors
-        try:
-            known.append(NativeBackText(self, sweep, self.recipe, grads).recipe())
-        except NoRecipe:
-            known.append(None)
-        finally:
-            self.given_tensors = ()
+        known.append(written(NativeBackText(self, sweep, self.recipe, tensors, grads)))
 
     def _known(self, tensors: Sequence[Tensor]) -> list[Recipe | None]:
         # A single row is dense whatever its stride; several rows with the same stride need not be.
@@ -97,9 +87,3 @@ class NativeExecution(Execution):
     def _facts(self, recipe: Recipe, before: Recipe | None = None) -> tuple[Any, ...]:
         earlier = () if before is None else self._facts(before)
         return self.indices.once((recipe, "facts"), lambda: recipe.facts(self.indices, earlier))
-
-    def _written(self) -> Recipe | None:
-        try:
-            return NativeForwardText(self).recipe()
-        except NoRecipe:
-            return None

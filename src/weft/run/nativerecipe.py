@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from weft.run.walk import Walk
 from weft.run.walking import in_runs
 from weft.run.wanted import Wanted
 
-if TYPE_CHECKING:
-    from weft.run.nativeexecution import NativeExecution
-
 
 class NativeWriter(Writer):
     """Memory comes from what earlier calls left."""
@@ -37,17 +34,10 @@ class NativeForwardText(ForwardText):
     """Writes the recipe of a forward pass that was just done on a CPU."""
 
     parameters = "tensors, records, device, fresh, parts"
+    type_text = ForwardTypeText
+    writer_class = NativeWriter
 
-    def __init__(self, execution: NativeExecution) -> None:
-        self.execution: Any = execution
-        self.plan = execution.plan
-        self.writer = NativeWriter(execution.indices)
-        self.arenas = {}
-        self.seen = False
-        inputs = execution.input_numbers()
-        self.types = {t: ForwardTypeText(self.writer, run, self.arenas, inputs) for t, run in execution.runs.items()}
-
-    def _sweep(self, number: int, group: Group) -> None:
+    def sweep(self, number: int, group: Group) -> None:
         members = [text for t, text in self.types.items() if t in group.types and "during" in text.code.codes]
         for text in members:
             walk, type = text.code.codes["during"].walk, text.type
@@ -61,9 +51,7 @@ class NativeForwardText(ForwardText):
         runs = self.writer.fact(("runs", number), partial(_runs, number, types))
         self.writer.say(f"{self.writer.bind(go_in_turns)}({runs}, {', '.join(f'({call})' for call in calls)})")
 
-    def _rows(self, wanted: Wanted) -> str:
-        if wanted.nodes is None:
-            return super()._rows(wanted)
+    def of_some(self, wanted: Wanted) -> str:
         number = next(i for i, one in enumerate(self.execution.call.wanted) if one is wanted)
         sources = []
         for t in wanted.types(self.plan):
@@ -85,14 +73,14 @@ class NativeForwardText(ForwardText):
         places = self.writer.fact(("places", type, output), lambda indices: indices.plan.class_row[type, output])
         return f"({self.arenas[self.plan.class_of[type, output], key]}, {places})"
 
-    def _of_many(self, given: list[tuple[TypeText, Any]]) -> str:
+    def of_many(self, given: list[tuple[TypeText, Any]]) -> str:
         """Rows of several types in the order of nodes: out of one arena, if all of them lie there."""
         texts = [text for text, _ in given]
-        if not self._all_of(texts):
+        if not self.all_of(texts):
             raise NoRecipe("a result that some nodes do not have")
         home, where = home_of(self.plan, [(text.type, text.code, name) for text, name in given])
         if home is None:
-            rows = self.writer.let(f"torch.cat([{', '.join(self._rows_of(text, name) for text, name in given)}])")
+            rows = self.writer.let(f"torch.cat([{', '.join(self.rows_of(text, name) for text, name in given)}])")
         else:
             rows = self.arenas[home]
         order = self.writer.fact(

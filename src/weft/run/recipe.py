@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +22,10 @@ from weft.run.indices import Indices
 T = TypeVar("T")
 
 Fact = Callable[[Indices], Any]
+
+
+MOST_RECIPES = 8
+"""For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
 
 
 class NoRecipe(Exception):
@@ -134,3 +138,17 @@ def _letting_go(lines: Sequence[str], results: str) -> list[str]:
             found.append(f"del {', '.join(last)}")
         found.append(line)
     return found[::-1]
+
+
+class Text(Protocol):
+    """What writes one recipe."""
+
+    def recipe(self) -> Recipe: ...
+
+
+def written(text: Text) -> Recipe | None:
+    """A recipe, or None where there can be none."""
+    try:
+        return text.recipe()
+    except NoRecipe:
+        return None

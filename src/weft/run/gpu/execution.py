@@ -12,15 +12,13 @@ from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.batched import Execution
 from weft.run.gpu.launch import allocator, current_stream
+from weft.run.gpu.recipeback import GpuBackText
+from weft.run.gpu.recipeforward import GpuForwardText
 from weft.run.gpu.replay import replayed
-from weft.run.recipe import NoRecipe, Recipe
-from weft.run.recipeback import BackText
-from weft.run.recipeforward import ForwardText, Saved
+from weft.run.recipe import MOST_RECIPES, Recipe, written
+from weft.run.recipeforward import Saved
 
 _autograd: Any = torch._C._autograd
-
-MOST_RECIPES = 8
-"""For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
 
 
 class GpuExecution(Execution):
@@ -33,7 +31,6 @@ class GpuExecution(Execution):
     facts: tuple[Any, ...] = ()
     """What the recipe knows of the plan."""
     kept: tuple[Tensor, ...] = ()
-    given_tensors: Sequence[Tensor] = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
@@ -51,10 +48,7 @@ class GpuExecution(Execution):
             return list(outputs)
         outputs = super().forward(tensors)
         if len(known) < MOST_RECIPES:
-            try:
-                self.written = ForwardText(self).recipe()
-            except NoRecipe:
-                self.written = None
+            self.written = written(GpuForwardText(self))
             known.append(self.written)
         return outputs
 
@@ -89,13 +83,7 @@ class GpuExecution(Execution):
         known = [] if recipe is None else self._known_back(recipe, grads)
         if recipe is None or len(known) >= MOST_RECIPES:
             return
-        self.given_tensors = tensors
-        try:
-            known.append(BackText(self, sweep, recipe, grads).recipe())
-        except NoRecipe:
-            known.append(None)
-        finally:
-            self.given_tensors = ()
+        known.append(written(GpuBackText(self, sweep, recipe, tensors, grads)))
 
     def chosen(self) -> list[Ints | None]:
         """For each wanted output the rows asked for, where these are not all."""

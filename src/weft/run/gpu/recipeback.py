@@ -1,0 +1,163 @@
+"""The recipe of a backward pass on a GPU, for plans whose recurrences all run as kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from weft.graph.ports import port_of
+from weft.graph.segments import count_to
+from weft.graph.tape import Value
+from weft.plan.plan import Group
+from weft.run.gpu.apart import rows_apart, step_call
+from weft.run.gpu.backsweep import BackSweep
+from weft.run.gpu.bind import Source
+from weft.run.gpu.launch import fresh_text
+from weft.run.gpu.launchtext import Apart, say_launches
+from weft.run.gpu.rowcopy import put_rows, take_rows
+from weft.run.gpu.sweep import few_rows
+from weft.run.indices import Indices
+from weft.run.recipe import NoRecipe
+from weft.run.recipeback import BackText, Room, Taken, Way, back_of
+from weft.run.recipetypes import TypeText
+
+GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
+"""Arguments of kernels that have to do with gradients of recurrent outputs."""
+
+
+class GpuBackText(BackText):
+    """Writes the recipe of a backward pass that was just done on a GPU."""
+
+    parameters = "tensors, chosen, saved, grads, records, device, stream, keep, fresh"
+    take, put = staticmethod(take_rows), staticmethod(put_rows)
+
+    def sweep(self, number: int, group: Group) -> None:
+        types = [t for t in group.types if "back" in self.backward.cut[t][1]]
+        first = self.types[types[0]]
+        fits = self.writer.ask(("few rows", first.type), lambda indices: few_rows(first.code, indices.plan, first.type))
+        if not fits or number not in self.backward.swept:
+            raise NoRecipe("steps that run one by one")
+        walk, sweep = self.backward.swept[number]
+        members = [self.types[t] for t in types]
+        for text in members:
+            self._make_room(text)
+        parts: dict[tuple[int, str], tuple[Taken | None, list[Way]]] = {}
+        for text in members:
+            for value in self.backward.cut[text.type][1]["back"].takes:
+                name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
+                if name is not None:
+                    outside = self._in_one_place(self.outside(number, text, name))
+                    parts[text.type, value.name] = outside, self._inside(number, group, text, name)
+        for text in members:
+            self._make_places(text, sweep)
+
+        def argument(text: TypeText, source: Source) -> str:
+            gradient = parts.get((text.type, source.key))
+            if gradient is None or source.what not in GRADIENTS:
+                return text.argument(source)
+            return self._gradient(text, gradient, source)
+
+        say_launches(self.writer, number, walk, members, argument, self._apart(number, first, sweep, parts))
+
+    def _apart(
+        self, number: int, text: TypeText, sweep: BackSweep, parts: dict[tuple[int, str], tuple[Taken | None, list[Way]]]
+    ) -> Apart | None:
+        """How wide steps run: what comes back is collected, then the piece runs."""
+        cut, codes = self.backward.cut[text.type]
+        ways = [way for _, each in parts.values() for way in each]
+        if not all(self.writer.ask(("one reader", way.key), partial(_one_reader, way.key)) for way in ways):
+            return None
+        least = rows_apart(self.writer, text, number, cut.pieces["back"])
+        if least is None:
+            return None
+        lines, known = list[str](), dict[str, str]()
+        for value in codes["back"].takes:
+            if (text.type, value.name) in parts:
+                known[value.name] = f"got{len(lines)}"
+                kept = text.store.get(value.name) if any(value is one for one in cut.pieces["sums"].takes) else None
+                lines.append(f"got{len(lines)} = {self._collected(text, value, parts[text.type, value.name], kept)}")
+        return Apart(least, [*lines, step_call(self.writer, text, codes["back"], known)])
+
+    def _collected(self, text: TypeText, value: Value, gradient: tuple[Taken | None, list[Way]], kept: str | None) -> str:
+        """The gradient of a recurrent output's rows in one step."""
+        outside, ways = gradient
+        sources = [(way.room.rows, self.single(way)) for way in ways]
+        if outside is not None:
+            every = (
+                self.writer.let(f"{self.writer.bind(count_to)}({text.n}, device)") if outside.index is None else outside.index
+            )
+            sources.insert(0, (outside.rows, every))
+        take, out = self.writer.bind(take_rows), "" if kept is None else f", out={kept}.narrow(0, lo, hi - lo)"
+        parts = [f"{rows}, {index}.narrow(0, lo, hi - lo)" for rows, index in sources]
+        if not parts or len(parts) > 2:
+            raise NoRecipe("a gradient of no or of many parts, in steps that run apart")
+        return f"{take}({', '.join(parts)}{out})"
+
+    def _in_one_place(self, parts: list[Taken]) -> Taken | None:
+        if len(parts) == 1:
+            return parts[0]
+        total = self.total(parts)
+        return None if total is None else Taken(total)
+
+    def _inside(self, number: int, group: Group, text: TypeText, name: Any) -> list[Way]:
+        ways = [way for reader, way in self.readers(number, text, name) if reader in group.types]
+        for way in ways:
+            self.writer.ask(("one reader", way.key), partial(_one_reader, way.key))
+        return ways
+
+    def _gradient(self, text: TypeText, gradient: tuple[Taken | None, list[Way]], source: Source) -> str:
+        outside, ways = gradient
+        if source.what == "outside":
+            assert outside is not None
+            return self.writer.let(f"{outside.rows}.contiguous()")
+        if source.what == "outside_at":
+            assert outside is not None
+            return outside.index or self.writer.let(f"{self.writer.bind(count_to)}({text.n}, device)")
+        way = ways[source.number]
+        if source.what in ("returned", "total"):
+            return way.room.rows if source.what == "returned" else way.room.count
+        if source.what == "single":
+            return self.single(way)
+        what = source.what.removeprefix("back_")
+        return self.writer.fact((f"back {what}", way.key), lambda indices: getattr(back_of(indices, way.key), what))
+
+    def _make_room(self, text: TypeText) -> None:
+        """Memory for the gradient rows that a type gives back."""
+        rooms: dict[str, Room] = {}
+        for name, value in self.backward.cut[text.type][0].gradients.items():
+            if name not in text.code.role.recurrent_in:
+                continue
+            kind, port = name[0], port_of(text.kinds, name) or 0
+            if value.name not in rooms:
+                if value.name in text.store:
+                    raise NoRecipe("a gradient that is known before the sweep")
+                width = text.ports[port].width
+                count = f"{text.n} * {width}" if kind == "slots" else text.n if kind == "sum" else text.e
+                tail = [size for size in (value.shape or ())[2 if kind == "slots" else 1 :] if isinstance(size, int)]
+                rows = self.writer.empty([count, *tail], value.dtype)
+                rooms[value.name] = Room(rows, count)
+                shape = ", ".join(map(str, (text.n, width, *tail)))
+                text.store[value.name] = self.writer.let(f"{rows}.view({shape})") if kind == "slots" else rows
+            self.returned[text.type, port, name] = rooms[value.name]
+
+    def _make_places(self, text: TypeText, sweep: Any) -> None:
+        cut, codes = self.backward.cut[text.type]
+        for value in codes["back"].takes:
+            name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
+            if name is not None and any(value is one for one in cut.pieces["sums"].takes):
+                text.store[value.name] = text.empty(value)
+        for value in codes["back"].stores:
+            if value.name not in text.store:
+                text.store[value.name] = self._over_what_was_read(text, value) or text.empty(value)
+
+    def _over_what_was_read(self, text: TypeText, value: Value) -> str | None:
+        """The memory of something that forward kept and the step reads before it writes; unless the graph is kept."""
+        cut, codes = self.backward.cut[text.type]
+        over = cut.overwritten.get(value.name)
+        if over is None or not over.readers <= codes["back"].fused:
+            return None
+        return self.writer.let(f"{fresh_text(text.sizes(value), value.dtype)} if keep else {text.store[over.kept]}")
+
+
+def _one_reader(key: tuple[int, int, int], indices: Indices) -> bool:
+    return back_of(indices, key).single is not None

@@ -1,0 +1,83 @@
+"""The recipe of a forward pass on a GPU, for plans whose recurrences all run as kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.plan.plan import Group
+from weft.run.gpu.apart import rows_apart, step_call
+from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
+from weft.run.gpu.launchtext import Apart, say_launches
+from weft.run.gpu.rowcopy import put_rows
+from weft.run.gpu.sweep import few_rows
+from weft.run.recipe import NoRecipe
+from weft.run.recipeforward import ForwardText
+from weft.run.recipetypes import TypeText
+from weft.run.upload import as_tensor
+from weft.run.wanted import Wanted
+
+
+class GpuForwardText(ForwardText):
+    """Writes the recipe of a forward pass that was just done on a GPU."""
+
+    parameters = "tensors, chosen, records, device, stream, fresh"
+
+    def sweep(self, number: int, group: Group) -> None:
+        first = self.types[group.types[0]]
+        fits = self.writer.ask(("few rows", first.type), lambda indices: few_rows(first.code, indices.plan, first.type))
+        found = prepared(number, group, self.execution.runs) if fits else None
+        if found is None:
+            raise NoRecipe("steps that run one by one")
+        members = [self.types[t] for t in group.types]
+        for text in members:
+            self._make_places(text)
+        code, piece = first.code.codes["during"], first.code.split.pieces["during"]
+        least = rows_apart(self.writer, first, number, piece)
+        apart = None if least is None else Apart(least, [step_call(self.writer, first, code, {})])
+        say_launches(self.writer, number, found, members, lambda text, source: text.argument(source), apart)
+
+    def _make_places(self, text: TypeText) -> None:
+        run, code = self.execution.runs[text.type], text.code.codes["during"]
+        for value in code.takes:
+            if kept_sum(run, value):
+                text.store[value.name] = text.empty(value)
+        for value in code.stores:
+            names = exchanged(run, value)
+            if not names:
+                text.store[value.name] = text.empty(value)
+            elif text.class_range(names[0][0]):
+                text.store[value.name] = text.class_part(*names[0])
+            else:
+                text.in_class[value.name] = names[0]
+
+    def of_some(self, wanted: Wanted) -> str:
+        """Some rows of one type; which ones, the call says."""
+        at = next(number for number, one in enumerate(self.execution.call.wanted) if one is wanted)
+        types = wanted.types(self.plan)
+        if len(types) != 1:
+            raise NoRecipe("rows of nodes of several types")
+        t, text, bound = types[0], self.types[types[0]], self.writer.bind(as_tensor)
+        name = self.execution.call.cells[t].own_name(wanted.name)
+        if name not in text.code.split.outputs:
+            raise NoRecipe("nodes without a result")
+        if name in text.code.role.exchanged:
+            output, key = name
+            rows = self.writer.fact(("class row", t, output), lambda indices: indices.plan.class_row[t, output])
+            arena = self.arenas[self.plan.class_of[t, output], key]
+            return self.writer.let(f"{arena}.index_select(0, {bound}({rows}[chosen[{at}]], device))")
+        whole = text.whole(text.code.split.outputs[name])
+        return self.writer.let(f"{whole}.index_select(0, {bound}(chosen[{at}], device))")
+
+    def of_many(self, given: list[tuple[TypeText, Any]]) -> str:
+        """Each type's rows go to the places of its nodes."""
+        value = given[0][0].code.split.outputs[given[0][1]]
+        if any(text.code.split.outputs[name].row_dim != 0 for text, name in given):
+            raise NoRecipe("a result whose rows are not its first dimension")
+        count = self.writer.fact("nodes", lambda indices: indices.plan.program.num_nodes)
+        out = self.writer.empty([count, *[size for size in (value.shape or ())[1:] if isinstance(size, int)]], value.dtype)
+        if not self.all_of([text for text, _ in given]):
+            self.writer.say(f"{out}.zero_()")
+        parts = [f"{text.nodes()}, {self.rows_of(text, name)}" for text, name in given]
+        for first in range(0, len(parts), 2):
+            self.writer.say(f"{self.writer.bind(put_rows)}({out}, {', '.join(parts[first : first + 2])})")
+        return out
