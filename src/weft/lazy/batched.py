@@ -14,6 +14,7 @@ from weft.data.batch import Batch
 from weft.errors import TypeMismatch
 from weft.lazy.arguments import Argument, Shared, split
 from weft.lazy.cached import CachedBatch, clear
+from weft.lazy.changes import check_shown, check_unchanged
 from weft.lazy.collating import RecordedBatch, collated, run_recorded
 from weft.lazy.empty import empty, remember, signature
 from weft.lazy.fibers import Fibers
@@ -164,6 +165,7 @@ class Recorder:
 
     def _last_flush(self, tape: Tape, wanted: Any) -> list[Group]:
         if not len(wanted):
+            check_unchanged(tape)
             return []
         return Flush(tape, wanted).groups(self.batched.options)
 
@@ -180,6 +182,7 @@ def close(tape: Tape) -> None:
 
 def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) -> list[Group]:
     """Results of earlier flushes beside those of the last one; wanted references are sorted, earlier ones come first."""
+    check_shown(tape, wanted[:earlier].tolist())
     if not earlier:
         return groups
     found = [Group(group.at + earlier, group.rows) for group in groups]

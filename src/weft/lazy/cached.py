@@ -20,6 +20,7 @@ from weft.graph.recording import OUTPUT_BITS, CallProgram, References
 from weft.lazy.arguments import Argument
 from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Recorded
+from weft.lazy.changes import check_unchanged
 from weft.lazy.coarsen import Coarse
 from weft.lazy.fibers import Fibers
 from weft.lazy.kinds import Kind
@@ -174,6 +175,7 @@ def record_kept(tape: Tape, fn: Any, given: Sequence[Any], example: int, options
     try:
         outcome: Outcome = fibers.run()[0]
         _check(tape, outcome, why)
+        check_unchanged(tape)
         made = recorded(tape)
     except BaseException as error:
         if example:

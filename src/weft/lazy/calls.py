@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.errors import TraceError
 from weft.lazy.blame import Site
+from weft.lazy.changes import version_of
 from weft.lazy.constants import Constant
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
@@ -190,8 +191,9 @@ def feed(tape: Tape, tensor: Tensor, key: list[Any], feeds: list[Any]) -> None:
         raise TraceError(f"a tensor on {tensor.device} in a batched call whose model is on {tape.device}; move one of them")
     key += (FEED, kind_of(tensor.shape, tensor.dtype))
     feeds.append(tensor)
-    if not tensor.is_inference():
-        tape.fed.append((tensor, tensor._version))
+    if tape.changes.arrays:
+        tape.changes.feeds(tape, tensor)
+    tape.fed.append((tensor, version_of(tensor)))
 
 
 def _walk_object(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: list[Any]) -> None:

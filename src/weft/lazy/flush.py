@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import TraceError
-from weft.graph.capture import Surroundings, fetch
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
 from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import LOW, Longs
+from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
 from weft.lazy.gradients import cuts, grad_flags, is_trained
 from weft.lazy.kinds import Kind, kind_of
@@ -65,7 +64,7 @@ class Flush:
 
     def __init__(self, tape: Tape, wanted: References, left: Leftover | None = None) -> None:
         self.tape, self.state = tape, tape.state
-        _check_unchanged(tape)
+        check_unchanged(tape)
         self.recorded = recorded(tape) if left is None else left.others()
         self.left, self.wanted = left, wanted
         if left is not None:
@@ -81,7 +80,8 @@ class Flush:
         used[-arguments[arguments < 0] - 1] = True
         slots = np.flatnonzero(used).tolist()
         self.handed, self.slot = len(slots), np.cumsum(used) - 1
-        refs = map(self.tape.imported_refs.__getitem__, slots)
+        refs = list(map(self.tape.imported_refs.__getitem__, slots))
+        check_shown(self.tape, refs)
         self.source, self.row = places_of(self.tape.results, refs)
         self.sources = np.flatnonzero(np.bincount(self.source)).tolist()
         self._check_given()
@@ -131,12 +131,10 @@ class Flush:
 
     def _check_given(self) -> None:
         """Nobody has written into what is handed in."""
-        for number in self.sources:
-            source = self.tape.sources[number]
-            if source.may_change():
-                for found, row in map(source.find, self.row[self.source == number].tolist()):
-                    if found.is_changed(row):
-                        _refuse_change(found.kind.shape)
+        written = self.tape.changes.written
+        for source in map(self.tape.sources.__getitem__, self.sources):
+            if source.is_written(written):
+                refuse_change(source.kind.shape)
 
     def _handed(self, merged: Merged) -> dict[tuple[int, int], Table]:
         """What the calls that hand in results of earlier flushes are fed."""
@@ -225,32 +223,3 @@ def alive(tape: Tape) -> References:
 
 _UNHELD = next(map(sys.getrefcount, [object()]))
 """What the count of references is where only a list holds an object."""
-
-
-def _check_unchanged(tape: Tape) -> None:
-    for tensor, version in tape.fed:
-        if tensor._version != version:
-            _refuse_change(tensor.shape)
-    if tape.changed:
-        _check_model_unchanged(tape)
-
-
-def _refuse_change(shape: Sequence[int]) -> NoReturn:
-    raise TraceError(
-        f"a tensor of shape {list(shape)} was written into after a recorded operation had used it; use .clone() before writing"
-    )
-
-
-def _check_model_unchanged(tape: Tape) -> None:
-    """What was recorded runs with the model as it is now, so what was recorded before a change must not use what changed."""
-    last = max(calls for _, _, calls in tape.changed.values())
-    first = {number: at for at, number in reversed(list(enumerate(tape.type[:last])))}
-    for number, at in first.items():
-        op = tape.state.fines[number]
-        for place in Surroundings().add(*op.owners).tensors:
-            tensor, name, calls = tape.changed.get(id(fetch(place)), (None, "", 0))
-            if tensor is not None and at < calls:
-                raise TraceError(
-                    f"{name} changed a tensor of the model of shape {list(tensor.shape)}, which {op.name} uses in the same "
-                    "recording and would see as it is at the end; change it before or after the batched call, or use .clone()"
-                )

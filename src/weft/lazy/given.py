@@ -6,12 +6,13 @@ batched, and what asks for their numbers is answered at once. Indexing with numb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.lazy.changes import memory, version_of
 from weft.lazy.nests import build, flatten
 from weft.lazy.pools import Rows
 from weft.lazy.tape import Tape
@@ -24,21 +25,26 @@ class GivenRows(Rows):
     def __init__(self, rows: Tensor, parts: Sequence[Tensor] | None = None) -> None:
         super().__init__(rows)
         self.parts = parts
-        self.version = 0 if rows.is_inference() else rows._version
+        self.version = version_of(rows)
 
     def row(self, at: int) -> Tensor:
         if self.parts is None:
             self.parts = self.rows.unbind(0)
         return self.parts[at]
 
-    def may_change(self) -> bool:
-        return True
-
     def ready(self) -> list[Any] | None:
         return None
 
+    def is_written(self, written: Container[int]) -> bool:
+        """Whether the caller's tensor was written into since it was given, or into memory of which this is told."""
+        return version_of(self.rows) != self.version or (bool(written) and memory(self.rows) in written)
+
     def is_changed(self, at: int) -> bool:
-        return not self.rows.is_inference() and self.rows._version != self.version
+        """Nothing was copied: writing into a row is writing into the caller's tensor."""
+        return False
+
+    def is_held(self, at: int) -> bool:
+        return False
 
 
 def is_known(tape: Tape, item: Any) -> bool:

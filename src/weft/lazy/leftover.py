@@ -169,7 +169,7 @@ class Leftover:
 
 def left_over(tape: Tape, busy: Container[int], needed: list[Value]) -> Leftover | None:
     """The calls of examples that are not busy, and those of late types; None where there are none, or they cannot wait."""
-    if tape.values is None or tape.watchful or tape.changed:
+    if tape.values is None or tape.watchful:
         put_back(tape)
         return None
     ends = [start for start, _ in tape.bounds[1:]] + [len(tape.type)]
@@ -206,10 +206,10 @@ def put_back(tape: Tape) -> None:
         now = Leftover(tape)
         now.take_off(tape.values or [], copies=False)
         left.append(now)
-    shift, changed = sum(len(one.type) for one in left[:-1]), tape.changed
+    written = tape.changes.shifted(sum(len(one.type) for one in left[:-1]))
     bounds = tape.bounds
     tape.advance()
-    tape.changed = {key: (tensor, name, calls + shift) for key, (tensor, name, calls) in changed.items()}
+    tape.changes.written = written
     floors = np.array([one.floor for one in left], np.int64)
     for one in left:
         one.put_back(left, floors)

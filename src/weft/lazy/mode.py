@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from weft.errors import TraceError
 from weft.lazy.calls import _with_tensors, record
+from weft.lazy.changes import run_writing
 from weft.lazy.constants import constant
 from weft.lazy.inplace import DRAWING
 from weft.lazy.quick import short
@@ -73,15 +74,24 @@ def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             f"cache=: {_name(func)} draws its numbers into a real tensor, and they would be kept for ever; use torch.rand, "
             "torch.randn or torch.normal, which are recorded"
         )
+    if func in UNRECORDED:
+        return func(*args, **kwargs)
+    if kwargs.get("out") is not None or _writes(_name(func)):
+        return run_writing(tape, func, args, kwargs)
+    if func in ARRAYS:
+        return _array(tape, func, args, kwargs)
     if func in FACTORIES or (_name(func) != "__get__" and _touches_model(tape, args, kwargs)) or _name(func) in RANDOM:
-        if "out" in kwargs or _writes(_name(func)) or func in UNRECORDED:
-            if _writes(_name(func)) and func not in UNRECORDED:
-                tape.note_change(func, (*args, *kwargs.values())[0])
-            return func(*args, **kwargs)
         return record(tape, FACTORIES.get(func, func), args, kwargs, frame)
-    if tape.records_data and _is_operation(_name(func)) and _has_tensors((*args, *kwargs.values())) and "out" not in kwargs:
+    if tape.records_data and _is_operation(_name(func)) and _has_tensors((*args, *kwargs.values())):
         return record(tape, func, args, kwargs, frame)
     return func(*args, **kwargs)
+
+
+def _array(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An array of numpy, which may share its memory with the tensor that it is made of."""
+    found = func(*args, **kwargs)
+    tape.changes.show_array(args[0], found)
+    return found
 
 
 def _called_with_values(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -150,7 +160,9 @@ def _touches_model(tape: Tape, args: Any, kwargs: Any) -> bool:
 
 
 def _name(func: Any) -> str:
-    return getattr(func, "__name__", "")
+    """What a function is called; `torch.ops.aten.add_.Tensor` is `add_`."""
+    name: str = getattr(func, "__name__", "")
+    return name.partition(".")[0]
 
 
 def _writes(name: str) -> bool:
@@ -181,6 +193,7 @@ FACTORIES: dict[Any, Any] = {
 }
 """Tensors made of nothing: recorded, so that they can be written into; memory that is not set holds zeros."""
 
+ARRAYS: frozenset[Any] = frozenset((torch.Tensor.numpy, torch.Tensor.__array__))
 NEEDS_VALUE = frozenset(
     (torch.equal, torch.allclose, torch.is_nonzero, torch.Tensor.equal, torch.Tensor.allclose, torch.Tensor.is_nonzero)
 )

@@ -11,7 +11,9 @@ node keeps the order; backward, from the right to the left:
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -28,14 +30,32 @@ ROW = (1 << ROW_BITS) - 1
 LEAST_ROWS = 64
 
 
+_alone = [object()]
+_UNHELD = sys.getrefcount(_alone[0])
+"""The count of references to what only a list holds, and who counts."""
+
+
+def _is_shared(tensor: Tensor | None) -> bool:
+    """Whether another tensor, or an array of numpy, lies in the same memory."""
+    return tensor is not None and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > _UNSHARED
+
+
+_UNSHARED: int = torch._C._storage_Use_Count(torch.zeros(()).untyped_storage()._cdata)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
 class Rows:
     """Results of one kind from one flush."""
 
     number = -1
     """Which source of its tape it is."""
 
-    def __init__(self, rows: Tensor, pool: Pool | None = None) -> None:
-        self.rows, self.pool = rows, pool
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
         self.kind = kind_of(rows.shape[1:], rows.dtype)
         self._rows: list[Tensor | None] | None = None
         self._numbers: list[Any] | None = None
@@ -44,8 +64,6 @@ class Rows:
         """One row as a tensor of its own: writing into it changes no other."""
         if self._rows is None:
             self._rows = [None] * len(self.rows)
-            if self.pool is not None:
-                self.pool.is_given_out = True
             self._parts = self.rows.unbind(0)
         found = self._rows[at]
         if found is None:
@@ -54,24 +72,25 @@ class Rows:
 
     def numbers(self, at: int) -> Any:
         """The numbers of one row, as Python has them."""
-        if self.is_changed(at):
-            return self.row(at).tolist()
+        found = None if self._rows is None else self._rows[at]
+        if found is not None:  # whoever got it may have written into it
+            return found.tolist()
         if self._numbers is None:
             self._numbers = self.rows.detach().tolist()
         return self._numbers[at]
-
-    def may_change(self) -> bool:
-        """Whether rows were given out as tensors."""
-        return self._rows is not None
 
     def ready(self) -> list[Any] | None:
         """The numbers of all rows, where they were asked for before and nobody can have changed them."""
         return self._numbers if self._rows is None else None
 
     def is_changed(self, at: int) -> bool:
-        """Whether somebody has written into the tensor of that row."""
+        """Whether somebody has written into the tensor of that row that was given out."""
         found = None if self._rows is None else self._rows[at]
-        return found is not None and not found.is_inference() and found._version != 0
+        return found is not None and not _is_same(found.detach(), self.rows[at].detach())
+
+    def is_held(self, at: int) -> bool:
+        """Whether somebody still holds the tensor of that row, or its memory."""
+        return self._rows is not None and (sys.getrefcount(self._rows[at]) > _UNHELD or _is_shared(self._rows[at]))
 
     def find(self, row: int) -> tuple[Rows, int]:
         return self, row
@@ -90,9 +109,6 @@ class Rows:
 class Pool:
     """Results of one kind from all flushes of a recording. `plain`: torch's own functions take them, as the reference does."""
 
-    is_given_out = False
-    """Whether some rows were given out as tensors."""
-
     def __init__(self, kind: Kind, plain: bool = False) -> None:
         self.kind, self.plain = kind, plain
         self.size = 0
@@ -106,7 +122,7 @@ class Pool:
     def add(self, rows: Tensor) -> int:
         """Results of one more flush; the row where they begin. Nothing is copied before some of them are taken."""
         first = self.size
-        self._parts.append(Rows(rows, self))
+        self._parts.append(Rows(rows))
         self._firsts.append(first)
         self.size += len(rows)
         return first
@@ -119,8 +135,9 @@ class Pool:
         at = bisect_right(self._firsts, row) - 1
         return self._parts[at], row - self._firsts[at]
 
-    def may_change(self) -> bool:
-        return self.is_given_out
+    def is_written(self, written: Container[int]) -> bool:
+        """Nobody can write into it."""
+        return False
 
     def are_trained(self, rows: Longs) -> Flags:
         found: Flags = np.array([part.rows.requires_grad for part in self._parts])

@@ -22,7 +22,7 @@ from weft.graph.calls import CallType, Library
 from weft.graph.capture import Place, Surroundings, fetch
 from weft.lazy.blame import Site
 from weft.lazy.kinds import Kind
-from weft.lazy.ops import Op, Setting
+from weft.lazy.ops import Op, Setting, Window
 
 
 class Entry:
@@ -55,23 +55,38 @@ class World:
         self.ops: dict[Any, Op] = {}
         self.numbers: dict[Any, set[Any]] = {}
         """Numbers that operations at one place were called with, as long as they are few."""
+        self.relied: dict[Op, list[tuple[int, Any]]] = {}
+        """Where each operation takes the model's tensors from."""
         self._places: dict[tuple[int, Any], tuple[Place, Any]] = {}
         self._tensors: list[Any] = []
+        """What lay in these places when the last recording began, or when it came to them."""
 
     def rely_on(self, op: Op) -> None:
         """What was found out about an operation holds while its tensors look as they do now."""
         for owner in op.owners:
             places = Surroundings().add(owner).tensors if isinstance(owner, nn.Module) else []
-            places += [(owner, key) for key in owner] if isinstance(owner, dict) else []
+            places += [owner.place] if isinstance(owner, Window) else []
             for place in places:
-                self._places[id(place[0]), place[1]] = (place, _look(fetch(place)))
+                key = (id(place[0]), place[1])
+                if key not in self._places:
+                    self._tensors.append(fetch(place))
+                self._places[key] = (place, _look(fetch(place)))
+                self.relied.setdefault(op, []).append(key)
+
+    def replaced(self) -> dict[tuple[int, Any], tuple[Place, Tensor]]:
+        """Places where something else lies now than when the recording began, and what it was."""
+        tensors = [fetch(place) for place, _ in self._places.values()]
+        if all(map(is_, tensors, self._tensors)):
+            return {}
+        known = zip(self._places.items(), tensors, self._tensors, strict=True)
+        return {key: (place, before) for (key, (place, _)), now, before in known if now is not before}
 
     def holds(self) -> bool:
         """Whether all tensors still look the same; where one is another object, calls go the long way once."""
         tensors = [fetch(place) for place, _ in self._places.values()]
         if any(_look(tensor) != look for tensor, (_, look) in zip(tensors, self._places.values(), strict=True)):
             return False
-        if len(tensors) != len(self._tensors) or not all(map(is_, tensors, self._tensors)):
+        if not all(map(is_, tensors, self._tensors)):
             self._tensors = tensors
             for tables in self.tables.values():
                 tables.quick.clear()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.errors import TraceError
 from weft.lazy.blame import Site
+from weft.lazy.changes import Changes
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Setting
 from weft.lazy.pools import ROW, ROW_BITS, Pool, Rows
@@ -93,8 +94,7 @@ class Tape(Hot):
         self.last_given = -1
         self.bounds: list[tuple[int, int]] = []
         """(call, example) wherever other code went on: another example, or the same one after a flush."""
-        self.changed: dict[int, tuple[Tensor, str, int]] = {}
-        """Tensors of the model that the code has changed in place since the last flush, by what, and after how many calls."""
+        self.changes = Changes()
         self.imports: dict[int, int] = {}
         self.imported_refs: list[int] = []
         self.fed: list[tuple[Tensor, int]] = []
@@ -179,12 +179,6 @@ class Tape(Hot):
         """The code of this example goes on from here."""
         self.bounds.append((len(self.type), example))
 
-    def note_change(self, func: Any, target: Any) -> None:
-        if isinstance(target, Tensor) and self.state.place_of(target) is not None:
-            if self.left and self.driver is not None:
-                self.driver.complete()
-            self.changed[id(target)] = (target, getattr(func, "__name__", "an in-place function"), len(self.type))
-
     def given(self, rows: Any, row: int) -> Value:
         """A value whose tensor is known: its reference is below all others, as if an earlier flush had computed it."""
         self.last_given -= 1
@@ -245,7 +239,8 @@ class Tape(Hot):
         self.floor = self.next
         self.type, self.arguments, self.further = [], [], []
         self.data = defaultdict(list)
-        self.imports, self.imported_refs, self.fed, self.bounds, self.changed = {}, [], [], [], {}
+        self.imports, self.imported_refs, self.fed, self.bounds = {}, [], [], []
+        self.changes.written = {}
         self.held = []
         if self.values is not None:
             self.values.clear()
@@ -290,6 +285,8 @@ class Tape(Hot):
         group, row = self.result(value)
         with torch._C.DisableTorchFunction():  # nothing of this is recorded
             found: Tensor = group.row(row)
+        if self.ended is None:
+            self.changes.shown.append((self.settled(value)._ref, group, row))
         return found
 
     def numbers(self, value: Value) -> Any:

@@ -174,9 +174,13 @@ class Value:
         return found if dtype is None else found.astype(dtype)
 
     def numpy(self, *, force: bool = False) -> Any:
-        tensor = self._tape.tensor(self)
+        tape = self._tape
+        tensor = tape.tensor(self)
         with torch._C.DisableTorchFunction():
-            return tensor.numpy(force=force)
+            found = tensor.numpy(force=force)
+        if self._ref < UNKNOWN and tape.ended is None:  # the caller's own memory
+            tape.changes.show_array(tensor, found)
+        return found
 
     def __contains__(self, item: Any) -> bool:
         return bool((self == item).any())

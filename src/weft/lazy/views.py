@@ -103,6 +103,12 @@ class Views:
             )
         return None
 
+    def origin(self, ref: int) -> int:
+        """What a reference is a view of, in the end, whether that is still there or not."""
+        while ref in self.known:
+            ref = self.known[ref].base
+        return ref
+
     def root(self, tape: Tape, ref: int) -> int:
         """What a reference is a view of, in the end."""
         while (view := self.view(tape, ref)) is not None:
