@@ -30,17 +30,18 @@ ROW = (1 << ROW_BITS) - 1
 LEAST_ROWS = 64
 
 
-_alone = [object()]
-_UNHELD = sys.getrefcount(_alone[0])
-"""The count of references to what only a list holds, and who counts."""
+_alone = object()
+_UNHELD = 1 + sys.getrefcount(_alone)
+"""The count of references to what a variable holds, and a list."""
 
 
-def _is_shared(tensor: Tensor | None) -> bool:
-    """Whether another tensor, or an array of numpy, lies in the same memory."""
-    return tensor is not None and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > _UNSHARED
+def _holders(tensor: Tensor) -> int:
+    """How many tensors, arrays of numpy and handles lie in the same memory."""
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata))
 
 
-_UNSHARED: int = torch._C._storage_Use_Count(torch.zeros(()).untyped_storage()._cdata)
+_UNSHARED = _holders(torch.zeros(1))
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
@@ -90,7 +91,8 @@ class Rows:
 
     def is_held(self, at: int) -> bool:
         """Whether somebody still holds the tensor of that row, or its memory."""
-        return self._rows is not None and (sys.getrefcount(self._rows[at]) > _UNHELD or _is_shared(self._rows[at]))
+        found = None if self._rows is None else self._rows[at]
+        return found is not None and (sys.getrefcount(found) > _UNHELD or _holders(found) > _UNSHARED)
 
     def find(self, row: int) -> tuple[Rows, int]:
         return self, row
