@@ -145,7 +145,7 @@ class BackText:
     def readers(self, number: int, text: TypeText, name: Any) -> list[tuple[int, Way]]:
         """The types that give gradients back to an output, each with the way."""
         found = []
-        for run, read, port_name, _ in self.backward._readers(number, self.plan.class_of[text.type, name[0]], name[1]):
+        for run, read, port_name, _ in self.backward.readers(number, self.plan.class_of[text.type, name[0]], name[1]):
             self._back((read.type, read.port, number))
             room = self.returned.get((read.type, read.port, port_name))
             if room is not None:
