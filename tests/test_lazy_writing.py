@@ -247,3 +247,18 @@ def test_a_value_does_not_change_its_shape(name: str) -> None:
     with pytest.raises(weft.TraceError) as error:
         weft.batched(lambda x: getattr(torch.stack([LINEAR(x), LINEAR(x)]).clone(), name)(*rest))(inputs())
     assert str(error.value) == f"{name}: a Value cannot change its own shape; use v = v.{name[:-1]}(...), which gives a view"
+
+
+def test_the_first_write_of_a_recording_comes_after_what_was_left_for_later() -> None:
+    def fn(x: Tensor) -> Any:
+        h = LINEAR(x)
+        total = h.sum()  # nobody asks for it: it is left for the last flush
+        steps = 1 if h.max() > -99 else 2
+        table = torch.zeros(2, 3, dtype=torch.float64)
+        table[0] += h * steps
+        return table, total
+
+    net = weft.batched(fn)
+    for _ in range(3):
+        table, total = net(inputs())
+        assert torch.allclose(table[:, 0], LINEAR(inputs())) and torch.allclose(total, LINEAR(inputs()).sum(1))

@@ -34,9 +34,10 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
         name = func.__name__
         raise TraceError(f"{name}: a Value cannot change its own shape; use v = v.{name[:-1]}(...), which gives a view")
     views = tape.views
-    views.update(tape)
-    old = views.current(tape, target) if tape.watchful else target
-    root = views.root(tape, old._ref)
+    old, root = _settled(tape, target)
+    if not tape.watchful and (old._ref != root or root in views.viewed):
+        tape.watch()  # before anything is recorded: references of what was left for later are others from here on
+        old, root = _settled(tape, target)
     name = str(getattr(func, "__name__", func))
     if root in views.of_model:
         raise TraceError(
@@ -48,16 +49,22 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
         new = known(tape, new)
     if new._kind is not target._kind:
         raise TraceError(f"{name}: the result is {new._kind}, which cannot be written into a Value of {target._kind}")
-    if not tape.watchful and old._ref == root and root not in views.viewed:
+    if not tape.watchful:
         _become(tape, target, _with_graph_of(tape, old, new, frame))
         return target
     freeze_rows(tape, root)
-    tape.watch()
     whole = views.whole_with(tape, old._ref, new)
     views.moved[root] = whole = _with_graph_of(tape, Value(tape, root, whole._kind), whole, frame)
     if old._ref == root:
         _become(tape, target, whole)
     return target
+
+
+def _settled(tape: Tape, target: Value) -> tuple[Value, int]:
+    """What a value stands for now, and the reference of what it is a view of in the end."""
+    tape.views.update(tape)
+    old = tape.views.current(tape, target) if tape.watchful else target
+    return old, tape.views.root(tape, old._ref)
 
 
 def _become(tape: Tape, target: Value, new: Value) -> None:
