@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -206,10 +207,12 @@ def test_changing_the_result_in_place_never_gives_wrong_gradients() -> None:
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_double_backward_raises_clearly() -> None:
+@pytest.mark.parametrize("loss", [loss_of, lambda result: result["out"].sum()])
+def test_double_backward_raises_clearly(loss: Callable[[dict[str, Tensor]], Tensor]) -> None:
     model, g = net(), graph()
     x = rows(g).requires_grad_()
-    (first,) = torch.autograd.grad(loss_of(model(g, x)), x, create_graph=True)
+    (first,) = torch.autograd.grad(loss(model(g, x)), x, create_graph=True)
+    assert first.requires_grad
     message = "double backward: a batched call can be differentiated once; for higher derivatives use backend='reference'"
     with pytest.raises(weft.WeftError, match=f"^{re.escape(message)}$"):
         first.square().sum().backward()

@@ -69,6 +69,15 @@ def test_a_second_derivative_is_refused_not_wrong() -> None:
             torch.stack([grad.square().sum() for grad in grads]).sum().backward()
 
 
+def test_a_gradient_penalty_without_flushes_is_refused_not_left_out() -> None:
+    x, layer = torch.randn(3, 4, requires_grad=True), nn.Linear(4, 4)
+    total = weft.batched(lambda row: layer(row).tanh().sum())(x).sum()
+    (slope,) = torch.autograd.grad(total, x, create_graph=True)
+    for tensor in (x, layer.weight):
+        with pytest.raises(weft.WeftError, match="double backward: a batched call can be differentiated once"):
+            torch.autograd.grad((slope.norm() - 1) ** 2, tensor, retain_graph=True)
+
+
 def test_the_reference_has_second_derivatives_through_flushes() -> None:
     model, x, rounds = batch()
 

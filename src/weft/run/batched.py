@@ -289,13 +289,13 @@ class _Batched(torch.autograd.Function):
         if not _autograd._get_current_graph_task_keep_graph():
             ctx.execution.lend(saved[ctx.count :], results)
         if torch.is_grad_enabled():
-            present = [grad for grad in grads if grad is not None]
-            results = [None if grad is None else _apply(_Once, *present, grad) for grad in results]
+            behind = [tensor for tensor in (*saved[: ctx.count], *grads) if tensor is not None and tensor.requires_grad]
+            results = [None if grad is None else _apply(_Once, *behind, grad) for grad in results]
         return None, *results
 
 
 class _Once(torch.autograd.Function):
-    """Marks a gradient that cannot be differentiated again."""
+    """Marks a gradient, which depends on all that the call was given, as one that cannot be differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
