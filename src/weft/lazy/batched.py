@@ -106,7 +106,8 @@ class Batched:
             with tape.pause():
                 found = empty(self.state, key, tape.device)
             return known_leaves(tape, found)
-        items = [item.on(tape) for item in items]
+        with torch._C.DisableTorchFunction():  # rows of real tensors are taken now
+            items = [item.on(tape) for item in items]
         results = [self.fn(*(item(i) for item in items), **kwargs) for i in range(count)]
         if not self.stack:
             return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -25,10 +26,13 @@ def signature(fn: Any, stack: bool, items: Sequence[Argument]) -> Hashable:
 
 def remember(state: State, key: Any, structure: Structure, result: Any) -> None:
     """Keep what a batch gave; `structure` is that of one example. Empty lists show no shapes: there the last batch counts."""
-    if None in key[-1] or key not in state.kept:
+    known = state.kept.get(key)
+    if known is None or None in key[-1]:
         leaves: list[Any] = []
         _leaves_of(structure, result, leaves)
-        state.kept[key] = (structure, [_kind(leaf) for leaf in leaves])
+        looks = [_look(leaf) for leaf in leaves]
+        if known is None or known[:2] != (structure, looks):  # gradients are asked for once: the answer may take a while
+            state.kept[key] = (structure, looks, [isinstance(leaf, Tensor | Value) and leaf.requires_grad for leaf in leaves])
 
 
 def _leaves_of(structure: Structure, result: Any, leaves: list[Any]) -> None:
@@ -44,9 +48,9 @@ def _leaves_of(structure: Structure, result: Any, leaves: list[Any]) -> None:
             _leaves_of(part, result[names[at]] if issubclass(cls, dict) else getattr(result, names[at]), leaves)
 
 
-def _kind(leaf: Any) -> Any:
+def _look(leaf: Any) -> Any:
     if isinstance(leaf, Tensor | Value):
-        return (tuple(leaf.shape[1:]), leaf.dtype, leaf.requires_grad)
+        return tuple(leaf.shape[1:]), leaf.dtype
     return None if leaf is None else list
 
 
@@ -56,14 +60,14 @@ def empty(state: State, key: Any, device: str) -> Any:
         return []
     if key not in state.kept:
         raise StructureError("an empty batch: what comes out is not known before a batch with examples was run")
-    structure, kinds = state.kept[key]
-    return build(structure, iter([_made(kind, device) for kind in kinds]))
+    structure, looks, trained = state.kept[key]
+    return build(structure, iter(map(_made, looks, trained, repeat(device))))
 
 
-def _made(kind: Any, device: str) -> Any:
-    if kind is None:
+def _made(look: Any, is_trained: bool, device: str) -> Any:
+    if look is None:
         return None
-    if kind is list:
+    if look is list:
         return []
-    shape, dtype, requires_grad = kind
-    return torch.zeros((0, *shape), dtype=dtype, device=device, requires_grad=requires_grad and torch.is_grad_enabled())
+    shape, dtype = look
+    return torch.zeros((0, *shape), dtype=dtype, device=device, requires_grad=is_trained and torch.is_grad_enabled())

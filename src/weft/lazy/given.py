@@ -64,7 +64,8 @@ def known_leaves(tape: Tape, nest: Any) -> Any:
     """The nest with its tensors as values."""
     leaves: list[Any] = []
     structure = flatten(nest, leaves)
-    return build(structure, iter([known(tape, leaf) if is_known(tape, leaf) else leaf for leaf in leaves]))
+    with torch._C.DisableTorchFunction():
+        return build(structure, iter([known(tape, leaf) if is_known(tape, leaf) else leaf for leaf in leaves]))
 
 
 def tensors_of_known(nest: Any) -> Any:

@@ -226,6 +226,15 @@ class Tape(Hot):
         at = bisect_right(self.left, ref, key=_floor) - 1
         return self.left[at] if at >= 0 and self.left[at].holds(ref) else None
 
+    def twin(self, value: Value) -> Value:
+        """Another value of the same call, which follows where that goes."""
+        made: Value = self.make(self, value._ref, value._kind)
+        if self.left and value._ref < self.floor:
+            one = self.left_at(value._ref)
+            if one is not None:
+                one.values.append(made)
+        return made
+
     def put_back(self) -> None:
         """What was left for the last flush is on the tape again."""
         if self.left:
