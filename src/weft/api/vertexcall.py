@@ -18,6 +18,7 @@ from weft.graph.ports import ports_of
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.rows import TensorSpec
 from weft.graph.tape import Name
+from weft.graph.uncast import uncast
 from weft.plan.plan import Plan
 from weft.plan.schedule import schedule
 from weft.run.batched import run_batched
@@ -84,10 +85,7 @@ class VertexCall(CallCells):
         if not plan.program.num_nodes:
             return self._empty(tree)
         call = self.engine_call(plan, cells, tree, self._backend())
-        if torch.is_autocast_enabled(self.device.type):
-            with torch.autocast(self.device.type, enabled=False):
-                rows = run_batched(call)
-        else:
+        with uncast(self.device.type):
             rows = run_batched(call)
         return self._result(tree, [self._last_round(row) for row in rows])
 

@@ -47,10 +47,14 @@ def _in_full_precision(func: Any, args: Any, kwargs: Any) -> Any:
     kind = next((leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), "cpu")
     if not torch.is_autocast_enabled(kind):
         return func(*args, **kwargs)
-    low = torch.get_autocast_dtype(kind)
-    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.float() if tensor.dtype == low else tensor, (args, kwargs))
+    args, kwargs = tree_map_only(Tensor, lambda tensor: _cast(tensor, torch.float32), (args, kwargs))
     with torch.autocast(kind, enabled=False):
         return func(*args, **kwargs)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """What autocast makes of an argument: it leaves float64 alone."""
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
 FULL_PRECISION = frozenset(
@@ -76,7 +80,7 @@ def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
     if torch.is_autocast_enabled(kind) and input.is_floating_point():
         low = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
-            return func(input.to(low), weight.to(low), None if bias is None else bias.to(low))
+            return func(_cast(input, low), _cast(weight, low), None if bias is None else _cast(bias, low))
     return func(input, weight, bias)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.graph.calls import Library
 from weft.graph.program import Ints
+from weft.graph.uncast import cat, stack
 
 OUTPUT_BITS = 12
 """A reference is `call << OUTPUT_BITS | output`."""
@@ -72,7 +73,7 @@ class Recorder:
 def table(rows: list[Any], dtype: torch.dtype) -> Table:
     """Rows of fed data as one table: tensors are stacked with their gradients, numbers and arrays become an array."""
     if any(isinstance(row, Tensor) for row in rows):
-        return torch.stack([torch.as_tensor(row, dtype=dtype) for row in rows])
+        return stack([torch.as_tensor(row, dtype=dtype) for row in rows])
     found = torch.as_tensor(np.asarray(rows)).to(dtype)
     return found if dtype is torch.bfloat16 else found.numpy()
 
@@ -132,5 +133,5 @@ def merge_tables(programs: Sequence[CallProgram]) -> dict[tuple[int, int], Table
 
 def _joined(tables: list[Table]) -> Table:
     if any(isinstance(part, Tensor) for part in tables):
-        return torch.cat([torch.as_tensor(part) for part in tables])
+        return cat([torch.as_tensor(part) for part in tables])
     return np.concatenate(tables)

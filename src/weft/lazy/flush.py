@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
+from weft.graph.uncast import cat
 from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import LOW, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
@@ -145,7 +146,7 @@ class Flush:
             kind = int(merged.imports.type[first])
             parts.setdefault((kind, 0), []).append(self.tape.sources[number].take(rows[first : first + count]))
             first += count
-        return {key: found[0] if len(found) == 1 else torch.cat(found) for key, found in parts.items()}
+        return {key: found[0] if len(found) == 1 else cat(found) for key, found in parts.items()}
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.graph.uncast import cat
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.kinds import Kind, kind_of
 from weft.run.batched import _Once
@@ -148,7 +149,7 @@ class Pool:
     def take(self, index: Longs) -> Tensor:
         """Some rows, in this order; each at most once."""
         if self.plain:
-            return Rows(torch.cat([part.rows for part in self._parts])).take(index)
+            return Rows(cat([part.rows for part in self._parts])).take(index)
         buffer, trained = self._fill()
         places = torch.from_numpy(index).to(buffer.device)
         if self._token is None and not trained:

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.errors import ShapeError, StructureError
 from weft.graph.program import Ints
 from weft.graph.recording import References
+from weft.graph.uncast import stack
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import Structure, build, flatten, paths, sorted_structure
 from weft.lazy.value import Value
@@ -77,7 +78,7 @@ class Gathered:
         """One leaf of all examples, some of which may be tensors already."""
         if all(leaf.__class__ is Value for leaf in leaves):
             return self.stacked([leaf._ref for leaf in leaves])
-        return torch.stack([self.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in leaves])
+        return stack([self.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in leaves])
 
     def one(self, ref: int) -> Tensor:
         return self.singly()[ref]

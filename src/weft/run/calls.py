@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from weft.graph.calls import KEY, Library
 from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, merge_calls, merge_tables
+from weft.graph.uncast import cat, stack, uncast
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
 from weft.run.batched import run_batched
@@ -129,8 +129,7 @@ def observe(work: Callable[[], Any]) -> Observed | None:
 
 def _batched(library: Library, programs: Sequence[CallProgram], wanted: References, options: Options) -> list[Group]:
     call, places, _ = engine_call(library, programs, wanted, options)
-    kind = call.device.type
-    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+    with uncast(call.device.type):
         rows = run_batched(call)
     return [Group(at, part) for at, part in zip(places, rows, strict=True)]
 
@@ -255,7 +254,7 @@ def stacked(groups: Sequence[Group], positions: Ints) -> Tensor:
     used = np.flatnonzero(np.bincount(owner)).tolist()
     first = np.zeros(len(groups), np.int64)
     first[used] = np.cumsum([0, *(len(groups[number].at) for number in used)])[:-1]
-    rows = groups[used[0]].rows if len(used) == 1 else torch.cat([groups[number].rows for number in used])
+    rows = groups[used[0]].rows if len(used) == 1 else cat([groups[number].rows for number in used])
     chosen = first[owner] + place
     if len(chosen) == len(rows) and bool((chosen == np.arange(len(chosen))).all()):
         return rows
@@ -288,7 +287,7 @@ def _one_by_one(library: Library, program: CallProgram, wanted: References, blam
     kinds: dict[Any, list[int]] = {}
     for position, tensor in enumerate(chosen):
         kinds.setdefault((tensor.shape, tensor.dtype), []).append(position)
-    return [Group(np.array(each, np.int32), torch.stack([chosen[i] for i in each])) for each in kinds.values()]
+    return [Group(np.array(each, np.int32), stack([chosen[i] for i in each])) for each in kinds.values()]
 
 
 def _further(library: Library, t: int, rest: list[Tensor]) -> RealRow:
