@@ -18,9 +18,9 @@ from weft.api.vertexcall import VertexCall
 from weft.graph.cell import Trace
 from weft.graph.held import Held
 from weft.run.backward import Backward
-from weft.run.batched import Execution
 from weft.run.collect import Collecting
 from weft.run.columns import Addresses, Cut
+from weft.run.execution import Execution
 from weft.run.gather import _Select, _Sum
 from weft.run.indices import Indices
 from weft.run.results import Results

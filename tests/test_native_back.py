@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.cc import compiler
-from weft.run.batched import Execution
+from weft.run.execution import Execution
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 

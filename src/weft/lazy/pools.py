@@ -23,7 +23,7 @@ from torch import Tensor
 from weft.graph.uncast import cat
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.kinds import Kind, kind_of
-from weft.run.batched import _Once
+from weft.run.batched import Once
 
 ROW_BITS = 32
 """Where a result is, as one integer: `source << ROW_BITS | row`."""
@@ -235,7 +235,7 @@ class _Exchange(torch.autograd.Function):
 
 def _once(grad: Tensor) -> Tensor:
     """A gradient that says so when it is differentiated again."""
-    marked: Any = _Once
+    marked: Any = Once
     found: Tensor = marked.apply(grad.new_ones((), requires_grad=True), grad)
     return found
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.run.backward import Backward
-from weft.run.batched import Execution
+from weft.run.execution import Execution
 from weft.run.nativeback import NativeBackText, fresh
 from weft.run.nativerecipe import NativeForwardText
 from weft.run.recipe import MOST_RECIPES, Recipe, written

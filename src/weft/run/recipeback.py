@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -13,15 +13,13 @@ from weft.graph.segments import bag_sum
 from weft.graph.tape import Name
 from weft.plan.plan import NOT_A_SLICE, Group
 from weft.run.backward import Backward
+from weft.run.execution import Execution
 from weft.run.indices import BackIndex, Indices
 from weft.run.recipe import NoRecipe, Recipe, Writer
 from weft.run.recipeforward import Saved
 from weft.run.recipetypes import TypeText
 from weft.run.somerows import SomeRows
 from weft.run.wanted import Wanted
-
-if TYPE_CHECKING:
-    from weft.run.batched import Execution
 
 
 @dataclass(eq=False)

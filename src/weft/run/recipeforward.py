@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group
+from weft.run.execution import Execution
 from weft.run.indices import Indices
 from weft.run.recipe import NoRecipe, Recipe, Writer
 from weft.run.recipetypes import TypeText
 from weft.run.views import is_free
 from weft.run.wanted import Wanted
-
-if TYPE_CHECKING:
-    from weft.run.batched import Execution
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,9 @@ from weft.graph.ops import is_product
 from weft.graph.ports import port_of
 from weft.plan.plan import NOT_A_SLICE, Plan, Read
 from weft.plan.returns import steps_that_return
-from weft.run.batched import Execution
 from weft.run.call import Call
 from weft.run.code import CellCode
+from weft.run.execution import Execution
 from weft.run.indices import Indices
 from weft.run.split import BACKWARD, FORWARD, Split
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.graph.program import Ints
 from weft.run.backward import Backward
-from weft.run.batched import Execution
+from weft.run.execution import Execution
 from weft.run.gpu.launch import allocator, current_stream
 from weft.run.gpu.recipeback import GpuBackText
 from weft.run.gpu.recipeforward import GpuForwardText
