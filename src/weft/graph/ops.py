@@ -68,6 +68,18 @@ MASKED_BACKWARDS: dict[Callable[..., Any], int] = {
 }
 
 
+class Operation:
+    """A call that is told how many rows it has and which call it belongs to; generated code knows it by `in_context`."""
+
+    in_context = True
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **context: Any) -> Any:
+        return self.function(*args, **context)
+
+
 def slice_bound(index: int, size: int) -> int:
     """A slice's start or stop as a place between 0 and `size`, as Python understands it.
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from weft.errors import ShapeError, TraceError
+from weft.graph.ops import Operation
 from weft.graph.rows import ChildFunction, Spec, TensorSpec, _Asking
 from weft.graph.tape import Name, Rows, Tape, Value
 
@@ -154,18 +155,6 @@ class Plain:
                 if grad is None:
                     totals[i] = before
         return totals
-
-
-class Operation:
-    """A call that is told how many rows it has and which call it belongs to; generated code knows it by `in_context`."""
-
-    in_context = True
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any, **context: Any) -> Any:
-        return self.function(*args, **context)
 
 
 def _chunks(token: Tensor, tensors: list[Tensor]) -> list[tuple[int, list[Tensor]]]:

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import TraceError
 from weft.graph import ops
+from weft.graph.checks import with_checks
 from weft.graph.logsigmoid import without_buffers
 from weft.graph.strided import order_in_memory
 from weft.graph.tape import Name, Rows, Tape, Value, operands, prune
@@ -110,6 +111,7 @@ def _merge(
             tape.inputs[next(names)] = value
         else:
             tape.values.append(value)
+    with_checks(tape)
     prune(tape)
     without_buffers(tape)
     _check_products(tape)
