@@ -159,3 +159,25 @@ def test_no_drawn_numbers_are_kept() -> None:
             weft.batched(lambda i, draw=draw: draw() * torch.ones(3), cache=True)([1])
     net = weft.batched(lambda i: nn.init.normal_(torch.empty(3)), cache=True)
     assert not torch.equal(net([1]), net([1]))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, k: int) -> torch.Tensor:
+        return self.layer(self.scale * k)  # type: ignore[no-any-return]
+
+
+def test_buffers_are_looked_up_after_they_and_modules_were_replaced() -> None:
+    torch.manual_seed(0)
+    model = Scaled()
+    net = weft.batched(model, cache=True)
+    for step in range(6):
+        assert torch.allclose(net([1, 2]), torch.stack([model(1), model(2)]), atol=1e-6), step
+        if step % 2:
+            model.layer = nn.Linear(3, 3)
+        else:
+            model.scale = torch.randn(3)

@@ -112,3 +112,19 @@ def test_compiled_modules_are_recorded_where_they_are_one_call() -> None:
 
     weft.batched(compiling)(x)
     assert "_compiled_call_impl" in late.__dict__
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_autocast_casts_what_it_casts_in_the_loop(dtype: torch.dtype) -> None:
+    linear = nn.Linear(3, 3).to(dtype)
+    x = torch.ones(2, 3, dtype=dtype)
+
+    def inside(row: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return linear(row) + linear(row * 2)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = weft.batched(linear)(x), linear(x[0])
+    assert found.dtype is wanted.dtype and torch.allclose(found[0], wanted, rtol=1e-2)
+    found, wanted = weft.batched(inside)(x), inside(x[0])
+    assert found.dtype is wanted.dtype and torch.allclose(found[0], wanted, rtol=2e-2)

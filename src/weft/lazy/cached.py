@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from weft.errors import TraceError, TypeMismatch
-from weft.graph.capture import Surroundings, fetch
+from weft.graph.capture import fetch
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References
 from weft.lazy.arguments import Argument
@@ -268,12 +269,13 @@ def _modules(state: State) -> int:
     reached, objects, parts = state.kept.get("reached", (None, [], []))
     if (
         reached is None
-        or not all(map(is_, map(fetch, reached.objects), objects))
+        or not all(map(is_, map(fetch, chain(reached.objects, reached.tensors)), objects))
         or [len(module._modules) for module in reached.modules] != parts
     ):
-        reached = Surroundings().add(*state.roots)
+        reached = state.look_again()
         parts = [len(module._modules) for module in reached.modules]
-        state.kept["reached"] = (reached, [fetch(place) for place in reached.objects], parts)
+        objects = [fetch(place) for place in chain(reached.objects, reached.tensors)]
+        state.kept["reached"] = (reached, objects, parts)
     numbers: dict[Hashable, int] = state.kept.setdefault("modules", {})
     modules = tuple(reached.modules)
     return numbers.setdefault((modules, tuple(module.training for module in modules)), len(numbers))

@@ -167,6 +167,11 @@ class State:
             self._held = [fetch(place) for place in self._places.values()]  # so that no other tensor gets their ids
         return self._surroundings
 
+    def look_again(self) -> Surroundings:
+        """The same, after modules or tensors of the model were replaced."""
+        self._surroundings = None
+        return self.surroundings()
+
     def world(self, ambient: Hashable) -> World:
         """The world that holds now."""
         known = self.worlds.setdefault((ambient, torch.get_default_dtype()), [])
