@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "src" / "weft"
-LONGEST_FILE = 450
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "weft"
+LONGEST_FILE, LONGEST_FUNCTION = 450, 60
 
 # What each folder may import of weft, as prefixes of module names; itself and weft.errors always.
 PUBLIC_NAMES = "public names of weft"  # `from weft import VertexFunction`, as users write it
@@ -29,6 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 WITHOUT_TORCH = ("plan", "graph/program.py", "graph/verify.py", "errors.py", "cc.py")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+OTHERS = sorted(file for folder in ("tests", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py"))
 
 
 def imported_modules(source: str, module: str, is_package: bool) -> Iterator[str]:
@@ -82,9 +84,20 @@ def test_planning_needs_no_torch(file: Path) -> None:
     assert [name for name in imports_of(file) if is_within(name, ("torch",))] == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
+@pytest.mark.parametrize("file", [*FILES, *OTHERS], ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_files_stay_short(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) < LONGEST_FILE
+
+
+def lines_of_code(function: ast.FunctionDef) -> int:
+    docstring = ast.get_docstring(function, clean=False) or ""
+    return (function.end_lineno or 0) - function.lineno + 1 - len(docstring.splitlines())
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_functions_stay_short(file: Path) -> None:
+    functions = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)]
+    assert [node.name for node in functions if lines_of_code(node) > LONGEST_FUNCTION] == []
 
 
 @pytest.mark.parametrize(
