@@ -197,14 +197,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def hooked(modules: list[nn.Module]) -> nn.Module | None:
-    """The first module that carries forward or backward hooks."""
-    for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return module
-    return None
-
-
 class Disturbed(TraceError):
     """The code put a tensor into its module while it was only being looked at."""
 

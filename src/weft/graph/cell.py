@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.errors import FROM_OUTSIDE, TraceError, WeftError
-from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, hooked, undisturbed
+from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, undisturbed
+from weft.graph.hooks import has_backward_hooks, hooked
 from weft.graph.lowering import CellMode
 from weft.graph.plain import Plain, Run, quietly, row_by_row
 from weft.graph.ports import PER_EDGE, ports_of
@@ -198,6 +199,8 @@ def trace_plainly(
     run, way = quietly(batched), "by plain vmap"
     diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")
     try:
+        if any(map(has_backward_hooks, _inner(surroundings))):
+            raise TraceError(_HOOKS)  # which vmap would not call
         _try({n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}, run, diff, device)
     except FROM_OUTSIDE:
         raise

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from weft.errors import TraceError
+from weft.graph.hooks import has_backward_hooks, hooked
 from weft.lazy.calls import BY_IDENTITY, finish, looked_up, new_entry
 from weft.lazy.constants import Constant
 from weft.lazy.identity import Frozen, closed_over, frozen, identity
@@ -171,7 +172,19 @@ def _is_one_call(tape: Tape, module: nn.Module) -> bool:
             f"a scripted module ({module.original_name}) insists on real tensors; put the call into a weft.cell, or use the "
             "module that was scripted"
         )
+    if has_backward_hooks(module):
+        return _is_single(module)
     return tape.whole_modules and _is_layer(module) and not _carries_hooks(module)
+
+
+def _is_single(module: nn.Module) -> bool:
+    """With backward hooks a layer's calls are single ones, which run row by row; code of the user's own is marked first."""
+    if _is_of_torch(module):
+        return True
+    raise TraceError(
+        f"{type(module).__name__} carries backward hooks, which see the gradients of single calls; put the module into a "
+        "weft.cell, which then runs row by row, or register the hooks on what weft.batched gives"
+    )
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -206,4 +219,4 @@ BY_ROW = (
 
 
 def _carries_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+    return hooked((module,)) is not None
