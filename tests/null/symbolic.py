@@ -309,8 +309,9 @@ class _PlanRun:
             return part(rows, int(back.slices[piece]), hi - lo)
         if back.single is not None and (read.recurrent or len(rows) > back.single.max()):
             return select(rows, back.single[lo:hi])
-        offsets = back.offsets[lo : hi + 1]
-        return bag(select(rows, back.index[offsets[0] : offsets[-1]]), offsets - offsets[0])
+        index, ends = back.bags()
+        offsets = ends[lo : hi + 1]
+        return bag(select(rows, index[offsets[0] : offsets[-1]]), offsets - offsets[0])
 
     def _send(self, t: int, lo: int, hi: int, back: Numbers) -> None:
         for read in self.ports[t]:

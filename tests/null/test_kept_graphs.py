@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ PORTS = [
 @pytest.fixture(autouse=True)
 def with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library() is not None, "these tests need a C compiler: cc, gcc or clang"
-    monkeypatch.setenv("WEFT_VERIFY", "0")
+    monkeypatch.setattr(import_module("weft.plan.schedule"), "VERIFIES", False)
 
 
 def random_graph(rng: np.random.Generator, types: int) -> weft.Graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def trees_with(nodes: int, kept: list[Program], rng: np.random.Generator) -> Pro
 @contextmanager
 def unverified(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as context:
-        context.setenv("WEFT_VERIFY", "0")
+        context.setattr(import_module("weft.plan.schedule"), "VERIFIES", False)
         yield
 
 

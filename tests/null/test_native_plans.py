@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def sized(seed: int) -> Program:
 def in_numpy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
     """Planning without C."""
     assert library.library() is not None, "these tests need a C compiler: cc, gcc or clang"
-    monkeypatch.setenv("WEFT_VERIFY", "0")
+    monkeypatch.setattr(import_module("weft.plan.schedule"), "VERIFIES", False)
 
     def plan(program: Program, policy: str = "auto", max_rows: int | None = None) -> Plan:
         with monkeypatch.context() as without:

@@ -71,9 +71,9 @@ def test_the_program_and_the_returns_are_left_out_on_request() -> None:
 def test_plans_are_verified_where_the_environment_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Plan] = []
     monkeypatch.setattr(import_module("weft.plan.schedule"), "verify_plan", asked.append)
-    monkeypatch.setenv("WEFT_VERIFY", "1")
+    monkeypatch.setattr(import_module("weft.plan.schedule"), "VERIFIES", True)
     plan = schedule(tree())
-    monkeypatch.setenv("WEFT_VERIFY", "0")
+    monkeypatch.setattr(import_module("weft.plan.schedule"), "VERIFIES", False)
     schedule(tree())
     assert asked == [plan]
 

@@ -48,8 +48,6 @@ def lay_out(
     counts = np.zeros(len(program.types), dtype=np.int64)
     np.add.at(counts, step_type, sizes)
     bounds = offsets_of(counts)
-    row = np.empty(program.num_nodes, dtype=np.int32)
-    row[by_type] = np.arange(program.num_nodes, dtype=np.int32) - np.repeat(bounds[:-1], counts)
     nodes = [by_type[start:end] for start, end in pairwise(bounds.tolist())]
     rows = tuple(of_type.astype(np.int32) for of_type in nodes)
 
@@ -59,7 +57,7 @@ def lay_out(
     class_of = {member: number for number, value_class in enumerate(classes) for member in value_class.members}
     reads = _reads(program, groups, nodes, sources, classes, class_of, class_row)
     seconds = time.perf_counter() - started
-    return Plan(program, policy, groups, rows, row, classes, class_of, class_row, reads, seconds, max_rows)
+    return Plan(program, policy, groups, rows, classes, class_of, class_row, reads, seconds, max_rows)
 
 
 def _by_type(step: Indices, step_type: Ints, above: Ints) -> Indices:

@@ -16,13 +16,12 @@ import numpy.typing as npt
 
 from weft.cc import build, compiler
 
-TEXTS = ("work.c", "order.c", "rows.c", "tables.c", "gathers.c", "plan.c", "returns.c", "graphs.c")
+TEXTS = ("work.c", "order.c", "tables.c", "rows.c", "gathers.c", "returns.c", "plan.c", "graphs.c")
 NUMBER, POINTER = ctypes.c_long, ctypes.c_void_p
 FUNCTIONS = {
     "weft_plan": (POINTER, (NUMBER, NUMBER, NUMBER, *[POINTER] * 5, NUMBER, NUMBER, POINTER)),
     "weft_fill": (ctypes.c_int, (POINTER, POINTER, POINTER)),
-    "weft_returns_room": (NUMBER, (POINTER,)),
-    "weft_returns": (ctypes.c_int, (POINTER, POINTER, NUMBER)),
+    "weft_returns": (ctypes.c_int, (POINTER, POINTER)),
     "weft_graph": (POINTER, (POINTER,) * 5),
     "weft_release": (None, (POINTER, NUMBER)),
     "weft_collect": (ctypes.c_int, (POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER)),

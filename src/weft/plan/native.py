@@ -20,7 +20,7 @@ POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
 
 # Which of the first numbers of a plan tell how far a device reads, and where the tables of groups and reads are; how long the
 # entries of these are, and what is read of them: as in `c/tables.c` and `c/returns.c`.
-DEVICE_END, AT_GROUPS, AT_READS = 7, 8, 16
+DEVICE_END, AT_GROUPS, AT_READS, BACK_ROOM = 6, 7, 15, 19
 OF_GROUP, STEP_TABLE, OF_READ, READ_OWNERS = 6, 5, 13, 11
 BACK_HEADER, OF_BACK, BACK_DEVICE_END = 4, 10, 1
 
@@ -115,31 +115,35 @@ def returns_natively(plan: Plan) -> dict[tuple[int, int, int], Return] | None:
     buffer = plan._derived.get("buffer")
     if not isinstance(buffer, np.ndarray):
         return None
-    made = library()
-    back = np.empty(made.weft_returns_room(address(buffer)), dtype=np.int32)
-    if not made.weft_returns(address(buffer), address(back), len(back)):
+    back = np.empty(buffer.item(BACK_ROOM), dtype=np.int32)
+    if not len(back) or not library().weft_returns(address(buffer), address(back)):
         return None
     plan._derived["returns buffer"] = back
-    table = back[BACK_HEADER : BACK_HEADER + int(back[0]) * OF_BACK].tolist()
-    found = [_return(plan, back, table[at : at + OF_BACK]) for at in range(0, len(table), OF_BACK)]
+    table = back[BACK_HEADER : BACK_HEADER + back.item(0) * OF_BACK].tolist()
+    found = [_return(plan, back, *table[at : at + OF_BACK]) for at in range(0, len(table), OF_BACK)]
     return {(one.type, one.port, one.group): one for one in found}
 
 
-def _return(plan: Plan, back: Ints, entry: list[int]) -> Return:
-    number, group, first, last, index, count, single, offsets, cuts, pieces = entry
-    read = plan.reads[number]
-    slices = cuts + pieces + 1
+def _return(
+    plan: Plan,
+    back: Ints,
+    number: int,
+    group: int,
+    first: int,
+    last: int,
+    index: int,
+    count: int,
+    single: int,
+    offsets: int,
+    cuts: int,
+    pieces: int,
+) -> Return:
+    read, slices = plan.reads[number], cuts + pieces + 1
     nothing = slices + pieces
-    return Return(
-        read.type,
-        read.port,
-        group,
-        first,
-        last,
-        back[index : index + count],
-        back[offsets : offsets + last - first + 1],
-        None if single < 0 else back[single : single + last - first],
-        back[cuts:slices],
-        back[slices:nothing],
-        back[nothing : nothing + (pieces + 3) // 4].view(np.bool_)[:pieces],
-    )
+    bounds, starts = back[cuts:slices], back[slices:nothing]
+    without = back[nothing : nothing + (pieces + 3) // 4].view(np.bool_)[:pieces]
+    if single >= 0:
+        rows = back[single : single + last - first]
+        return Return(read.type, read.port, group, first, last, count, bounds, starts, without, single=rows)
+    several = back[index : index + count], back[offsets : offsets + last - first + 1]
+    return Return(read.type, read.port, group, first, last, count, bounds, starts, without, *several)

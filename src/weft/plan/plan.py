@@ -69,11 +69,11 @@ class Read:
 
 @dataclass(eq=False)
 class Return:
-    """How gradients come back from one read to the rows of a class that one group wrote.
+    """How gradients come back from one read to the rows of a class that one group wrote: `count` gradient rows in all.
 
     The gradient of class row `first + i` is the sum of gradient rows `index[offsets[i]:offsets[i+1]]` of the read, in that
-    order. Where the read gathers no class row twice, `single` holds the one gradient row (or the number of gradient rows, a
-    row of zeros). `slices` as in `Read`, and `nothing` marks the pieces to which no gradient comes back.
+    order. Where the read gathers no class row twice, there is `single` instead, with the one gradient row (or the number of
+    gradient rows, a row of zeros). `slices` as in `Read`, and `nothing` marks the pieces to which no gradient comes back.
     """
 
     type: int
@@ -81,12 +81,22 @@ class Return:
     group: int
     first: int
     last: int
-    index: Ints
-    offsets: Ints
-    single: Ints | None
+    count: int
     bounds: Ints
     slices: Ints
     nothing: Bools
+    index: Ints | None = None
+    offsets: Ints | None = None
+    single: Ints | None = None
+
+    def bags(self) -> tuple[Ints, Ints]:
+        """Index and offsets, also where there are single rows."""
+        if self.single is None:
+            assert self.index is not None and self.offsets is not None
+            return self.index, self.offsets
+        zeros = self.single.max() if self.count < len(self.single) else NOT_A_SLICE
+        comes = self.single != zeros
+        return self.single[comes], np.concatenate([[0], np.cumsum(comes)]).astype(np.int32)
 
 
 @dataclass(eq=False)
@@ -98,8 +108,6 @@ class Plan:
     groups: tuple[Group, ...]
     rows: tuple[Ints, ...]
     """For each type its nodes, in row order."""
-    row: Ints
-    """For each node its row within its type."""
     classes: tuple[ValueClass, ...]
     class_of: dict[tuple[int, int], int]
     class_row: dict[tuple[int, int], Ints]
@@ -109,6 +117,14 @@ class Plan:
     max_rows: int | None = None
     """No step is longer than this, where it is given."""
     _derived: dict[object, object] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def row(self) -> Ints:
+        """For each node its row within its type."""
+        found = np.empty(self.program.num_nodes, dtype=np.int32)
+        for nodes in self.rows:
+            found[nodes] = np.arange(len(nodes), dtype=np.int32)
+        return found
 
     @cached_property
     def group_of(self) -> dict[int, int]:

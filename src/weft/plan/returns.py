@@ -61,23 +61,15 @@ def _returns_of(plan: Plan, read: Read) -> list[Return]:
             continue
         own = read.recurrent and group.types and read.type in group.types
         cuts = _class_cuts(plan, number, read.value_class, last) if own else np.array([first, last])
-        part = None if single is None else single[first:last]
         slices, nothing = _slices(bounds, index, cuts, single is not None)
-        found.append(
-            Return(
-                read.type,
-                read.port,
-                number,
-                first,
-                last,
-                index[bounds[first] : bounds[last]].astype(np.int32),
-                (bounds[first : last + 1] - bounds[first]).astype(np.int32),
-                part,
-                (cuts - first).astype(np.int32),
-                slices,
-                nothing,
-            )
-        )
+        count, pieces = int(bounds[last] - bounds[first]), (cuts - first).astype(np.int32)
+        made = Return(read.type, read.port, number, first, last, count, pieces, slices, nothing)
+        if single is not None:
+            made.single = single[first:last]
+        else:
+            made.index = index[bounds[first] : bounds[last]].astype(np.int32)
+            made.offsets = (bounds[first : last + 1] - bounds[first]).astype(np.int32)
+        found.append(made)
     return found
 
 

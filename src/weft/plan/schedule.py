@@ -23,6 +23,8 @@ from weft.plan.plan import Plan
 from weft.plan.verify import verify_plan
 
 POLICIES = ("auto", "depth", "agenda", "condense")
+VERIFIES = os.environ.get("WEFT_VERIFY") == "1"
+"""Whether every plan is verified when it is made."""
 
 Levels = Callable[[tuple[int, ...]], Ints]
 
@@ -46,7 +48,7 @@ def schedule(
         plan = plan_graphs(program, policy, max_rows, started)
     plan = plan or plan_natively(program, policy, max_rows, started)
     plan = plan or _with_numpy(program, policy, max_rows, level_of, above, edges, started)
-    if os.environ.get("WEFT_VERIFY") == "1":
+    if VERIFIES:
         verify_plan(plan)
     return plan
 

@@ -41,7 +41,6 @@ class Shape:
         """A plan of this shape; `numbers` are those that `fill_views` in `c/tables.c` has put together."""
         first = len(self.classes)
         views = iter([buffer[at:end] for at, end in zip(numbers[first::2], numbers[first + 1 :: 2], strict=True)])
-        row = next(views)
         groups = [Group(types, cyclic, next(views), next(views), next(views)) for cyclic, types in self.groups]
         rows = tuple([next(views) for _ in program.types])
         class_rows = [next(views) for _ in self.outputs]
@@ -52,7 +51,7 @@ class Shape:
             index, offsets, bounds, slices = next(views), next(views), next(views), next(views)
             many = offsets if has_offsets else None
             reads.append(Read(type, port, KINDS[kind], width, value_class, bool(recurrent), index, many, bounds, slices))
-        made = tuple(groups), rows, row, tuple(classes), self.class_of, class_row, tuple(reads)
+        made = tuple(groups), rows, tuple(classes), self.class_of, class_row, tuple(reads)
         plan = Plan(program, policy, *made, time.perf_counter() - started, max_rows, {"buffer": buffer})
         known = self._known
         if known is None or known[0] is not program.types:

@@ -53,9 +53,6 @@ def _broken_rows(plan: Plan) -> Iterator[str]:
     if len(plan.rows) != types:
         yield f"there are rows for {counted(len(plan.rows), 'type')}, but the program has {types}."
         return
-    if len(plan.row) != n:
-        yield f"there are rows of {counted(len(plan.row), 'node')}, but the program has {n}."
-        return
     nodes = np.concatenate([*plan.rows, np.zeros(0, np.int32)])
     outside = (nodes < 0) | (nodes >= n)
     if outside.any():
@@ -73,10 +70,6 @@ def _broken_rows(plan: Plan) -> Iterator[str]:
     if wrong.any():
         at = int(wrong.argmax())
         yield f"row {row[at]} of type {kind[at]} is node {nodes[at]}, which has type {program.type[nodes[at]]}."
-    wrong = plan.row[nodes] != row
-    if wrong.any():
-        at = int(wrong.argmax())
-        yield f"node {nodes[at]} says it has row {plan.row[nodes[at]]}, but it is in row {row[at]} of its type."
 
 
 def _broken_groups(plan: Plan) -> Iterator[str]:

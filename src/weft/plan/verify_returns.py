@@ -8,6 +8,7 @@ import numpy as np
 
 from weft.graph.program import Ints
 from weft.graph.verify import counted
+from weft.plan.arguments import Indices
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 from weft.plan.verify_reads import Pieces, broken_slices
@@ -73,26 +74,30 @@ def _broken_return(plan: Plan, read: Read, group: int, back: Return, pairs: Pair
     if (back.first, back.last) != (first, last):
         yield f"{where} goes to class rows {back.first}:{back.last}; the group writes {first}:{last}."
         return
-    if not np.array_equal(back.offsets, pairs.ends[first : last + 1] - pairs.ends[first]):
-        yield f"{where} does not divide the gradient rows among the class rows as they were read."
-        return
-    index = pairs.gradient[pairs.ends[first] : pairs.ends[last]]
-    if not np.array_equal(back.index, index):
-        yield f"{where} does not bring every gradient row back, in order, to the class row it was read from."
-        return
     if (back.single is None) != pairs.several:
         has, some = ("has", "some") if pairs.several else ("lacks", "no")
         yield f"{where} {has} single rows, but {some} row was read twice."
         return
+    index, offsets = pairs.gradient[pairs.ends[first] : pairs.ends[last]], pairs.ends[first : last + 1] - pairs.ends[first]
+    if back.count != len(index):
+        yield f"{where} brings back {counted(back.count, 'gradient row')}, it says, but there are {len(index)}."
     if back.single is not None:
         single = np.full(last - first, pairs.total)
         single[pairs.counts[first:last] > 0] = index
         if not np.array_equal(back.single, single):
             yield f"{where} has a single row that is not the one gradient row of its class row, or the row of zeros for none."
-    yield from _broken_pieces(plan, read, back, pairs.total, where)
+    elif not np.array_equal(back.bags()[1], offsets):
+        yield f"{where} does not divide the gradient rows among the class rows as they were read."
+        return
+    elif not np.array_equal(back.bags()[0], index):
+        yield f"{where} does not bring every gradient row back, in order, to the class row it was read from."
+        return
+    yield from _broken_pieces(plan, read, back, index, offsets, pairs.total, where)
 
 
-def _broken_pieces(plan: Plan, read: Read, back: Return, total: int, where: str) -> Iterator[str]:
+def _broken_pieces(
+    plan: Plan, read: Read, back: Return, index: Indices, ends: Indices, total: int, where: str
+) -> Iterator[str]:
     bounds = np.array([0, back.last - back.first])
     if read.type in plan.groups[back.group].types:
         bounds = np.append(_step_starts(plan, back.group, read.value_class) - back.first, bounds[1])
@@ -103,7 +108,7 @@ def _broken_pieces(plan: Plan, read: Read, back: Return, total: int, where: str)
     if not len(back.slices) == len(back.nothing) == len(bounds) - 1:
         yield f"{where} does not have one slice and one nothing for each of its {counted(len(bounds) - 1, 'piece')}."
         return
-    cuts = back.offsets[bounds]
+    cuts = ends[bounds]
     nothing = np.diff(cuts) == 0
     if (back.nothing != nothing).any():
         piece = int((back.nothing != nothing).argmax())
@@ -114,7 +119,7 @@ def _broken_pieces(plan: Plan, read: Read, back: Return, total: int, where: str)
     if false.any():
         yield f"piece {false.argmax()} of {where} says it is a slice, but not every class row has one gradient row."
     claims = Pieces(np.flatnonzero(full), cuts[:-1][full], cuts[1:][full], back.slices[full])
-    yield from broken_slices(where, back.index, claims, total)
+    yield from broken_slices(where, index, claims, total)
 
 
 def _step_starts(plan: Plan, group: int, value_class: int) -> Ints:

@@ -73,11 +73,11 @@ class BackIndex:
 
     @cached_property
     def index(self) -> Tensor:
-        return self._indices.tensor(self.back.index)
+        return self._indices.tensor(self.back.bags()[0])
 
     @cached_property
     def bounds(self) -> Tensor:
-        return self._indices.tensor(self.back.offsets)
+        return self._indices.tensor(self.back.bags()[1])
 
     @cached_property
     def cuts(self) -> list[int]:
@@ -86,7 +86,7 @@ class BackIndex:
 
     @cached_property
     def elements(self) -> list[int]:
-        found: list[int] = self.back.offsets[self.back.bounds].tolist()
+        found: list[int] = self.back.bags()[1][self.back.bounds].tolist()
         return found
 
     @cached_property
@@ -154,7 +154,7 @@ class Indices:
         arrays += [read.offsets for read in plan.reads if read.offsets is not None]
         arrays += [owners(plan, read) for read in plan.reads if read.kind == "edges"]
         for one in back:
-            arrays += [one.index, one.offsets] if one.single is None else [one.single]
+            arrays += one.bags() if one.single is None else [one.single]
         return [np.ascontiguousarray(array, dtype=np.int32) for array in arrays]
 
     def tensor(self, array: np.ndarray) -> Tensor:

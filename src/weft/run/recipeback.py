@@ -285,4 +285,4 @@ def back_of(indices: Indices, key: tuple[int, int, int]) -> BackIndex:
 
 def _all_read(back: BackIndex) -> bool:
     """Whether each row that comes back has exactly one reader."""
-    return back.back.single is not None and len(back.back.index) == len(back.back.single)
+    return back.back.single is not None and back.back.count == len(back.back.single)

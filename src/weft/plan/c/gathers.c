@@ -69,23 +69,30 @@ static void join_outputs(Work *w, Gather *gathers, i32 *parent) {
     }
 }
 
-/* The class row of what an argument names. `place`: those of the first outputs of the part's nodes, `row` their rows. */
-static inline i32 class_row(const Work *w, const i32 *plan, const Part *p, const i32 *row, const i32 *place, i32 at) {
+/* The class row of what an argument names; `where` its part's nodes come. */
+static inline i32 class_row(const Work *w, const i32 *plan, const Part *p, Where where, i32 at) {
     i32 source = p->src[at];
-    if (!p->out) return place[source];
-    return plan[w->class_row_at[w->output_first[p->type[source]] + p->out[at]] + row[source]];
+    if (!p->out) return where.place[source];
+    return plan[w->class_row_at[w->output_first[p->type[source]] + p->out[at]] + where.row[source]];
+}
+
+/* The rows of a part's nodes of one type, plus the same number for all of them, which is left in `shift`. */
+static const i32 *rows_of(const Work *w, Where where, i32 t, i32 *shift) {
+    *shift = where.row ? 0 : w->shift[t];
+    return where.row ? where.row : where.place;
 }
 
 /* What a port of fixed width gathers for these nodes of a part. */
-static NOT_INLINE void gather_slots(const Work *w, const i32 *plan, Gather *g, const Part *p, const i32 *row, const i32 *place,
-                                    const i32 *number, long count) {
-    const i32 *positions = g->positions, *ptr = p->ptr, *src = p->src;
+static NOT_INLINE void gather_slots(const Work *w, const i32 *plan, Gather *g, const Part *p, Where where, const i32 *number,
+                                    long count) {
+    i32 shift;
+    const i32 *row = rows_of(w, where, g->type, &shift), *positions = g->positions, *ptr = p->ptr, *src = p->src;
     i32 width = g->width, stop = g->end, has_empty = 0;
     for (long i = 0; i < count; i++) {
-        i32 node = number[i], begin = ptr[node], length = ptr[node + 1] - begin, *index = g->index + (long)row[node] * width;
+        i32 node = number[i], begin = ptr[node], length = ptr[node + 1] - begin, *index = g->index + (long)(row[node] - shift) * width;
         for (i32 slot = 0; slot < width; slot++) {
             int is_filled = positions[slot] < length && src[begin + positions[slot]] >= 0;
-            index[slot] = is_filled ? class_row(w, plan, p, row, place, begin + positions[slot]) : stop;
+            index[slot] = is_filled ? class_row(w, plan, p, where, begin + positions[slot]) : stop;
             has_empty |= !is_filled;
         }
     }
@@ -93,48 +100,51 @@ static NOT_INLINE void gather_slots(const Work *w, const i32 *plan, Gather *g, c
 }
 
 /* How many arguments a port that takes all from a position on, empty ones left out, finds for each of these nodes. */
-static NOT_INLINE void count_bags(const Gather *g, const Part *p, const i32 *row, const i32 *number, long count) {
+static NOT_INLINE void count_bags(const Work *w, const Gather *g, const Part *p, Where where, const i32 *number, long count) {
+    i32 shift;
+    const i32 *row = rows_of(w, where, g->type, &shift);
     for (long i = 0; i < count; i++) {
         i32 found = 0;
         for (i32 k = p->ptr[number[i]] + g->positions[0]; k < p->ptr[number[i] + 1]; k++) found += p->src[k] >= 0;
-        g->offsets[row[number[i]]] = found;
+        g->offsets[row[number[i]] - shift] = found;
     }
 }
 
 /* What such a port gathers. */
-static NOT_INLINE void gather_bags(const Work *w, const i32 *plan, const Gather *g, const Part *p, const i32 *row, const i32 *place,
-                                   const i32 *number, long count) {
+static NOT_INLINE void gather_bags(const Work *w, const i32 *plan, const Gather *g, const Part *p, Where where, const i32 *number,
+                                   long count) {
+    i32 shift;
+    const i32 *row = rows_of(w, where, g->type, &shift);
     for (long i = 0; i < count; i++) {
-        i32 at = g->offsets[row[number[i]]];
+        i32 at = g->offsets[row[number[i]] - shift];
         for (i32 k = p->ptr[number[i]] + g->positions[0]; k < p->ptr[number[i] + 1]; k++)
-            if (p->src[k] >= 0) g->index[at++] = class_row(w, plan, p, row, place, k);
+            if (p->src[k] >= 0) g->index[at++] = class_row(w, plan, p, where, k);
     }
 }
 
 enum { COUNT, GATHER };
 
 /* Go through all arguments of all parts, port by port: count those of ports that take any number, or gather all. */
-static void pass_arguments(const Work *w, const i32 *plan, Gather *gathers, const i32 *place, int what) {
-    const i32 *row = plan + plan[ROW];
-    for (const Part *p = w->part; p < w->part + w->parts; row += p->n, place += p++->n) {
+static void pass_arguments(const Work *w, const i32 *plan, Gather *gathers, Where where, int what) {
+    for (const Part *p = w->part; p < w->part + w->parts; where.row += where.row ? p->n : 0, where.place += p++->n) {
         const i32 *number = p->number;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; number += run[RUN_COUNT], run += OF_RUN) {
             for (i32 at = w->gather_first[run[RUN_TYPE]]; at < w->gather_first[run[RUN_TYPE] + 1]; at++) {
                 Gather *g = gathers + at;
-                if (what == COUNT && g->kind != SLOTS) count_bags(g, p, row, number, run[RUN_COUNT]);
-                if (what == GATHER && g->kind != SLOTS) gather_bags(w, plan, g, p, row, place, number, run[RUN_COUNT]);
-                if (what == GATHER && g->kind == SLOTS) gather_slots(w, plan, g, p, row, place, number, run[RUN_COUNT]);
+                if (what == COUNT && g->kind != SLOTS) count_bags(w, g, p, where, number, run[RUN_COUNT]);
+                if (what == GATHER && g->kind != SLOTS) gather_bags(w, plan, g, p, where, number, run[RUN_COUNT]);
+                if (what == GATHER && g->kind == SLOTS) gather_slots(w, plan, g, p, where, number, run[RUN_COUNT]);
             }
         }
     }
 }
 
 /* The arrays of all gathers that a device reads: index, offsets, and who owns each edge. Returns what follows. */
-static i32 *fill_gathers(Work *w, i32 *plan, Gather *gathers, const i32 *place, i32 *next) {
+static i32 *fill_gathers(Work *w, i32 *plan, Gather *gathers, Where where, i32 *next) {
     i32 *entry = plan + plan[AT_READS], bags = 0;
     for (Gather *g = gathers; g < gathers + w->reads; g++)
         if (g->kind != SLOTS) g->offsets = zeros(w, w->count[g->type] + 1), bags = 1;
-    if (bags) pass_arguments(w, plan, gathers, place, COUNT);
+    if (bags) pass_arguments(w, plan, gathers, where, COUNT);
     for (Gather *g = gathers; g < gathers + w->reads; g++, entry += OF_READ) {
         long rows = w->count[g->type], length = rows * g->width;
         if (g->offsets) run_starts(g->offsets, rows), length = g->offsets[rows];
@@ -155,7 +165,7 @@ static i32 *fill_gathers(Work *w, i32 *plan, Gather *gathers, const i32 *place, 
             for (i32 at = g->offsets[row]; at < g->offsets[row + 1]; at++) next[at] = row;
         next += padded(length);
     }
-    pass_arguments(w, plan, gathers, place, GATHER);
+    pass_arguments(w, plan, gathers, where, GATHER);
     return next;
 }
 

@@ -45,21 +45,17 @@ int weft_fill(Work *w, i32 *plan, int64_t *sizes) {
     Gather *gathers = list_gathers(w);
     if (!w->met) find_meetings(w, gathers);
     i32 *next = fill_tables(w, plan), *host = fill_steps(w, plan, plan + w->device);
-    i32 *parent = ints(w, w->num_outputs), *place = ints(w, w->n), **node = take(w, w->types, sizeof(i32 *));
-    i32 **places = take(w, w->types, sizeof(i32 *));
+    i32 *parent = ints(w, w->num_outputs);
     join_outputs(w, gathers, parent);
     fill_classes(w, plan, parent);
-    for (long t = 0; t < w->types; t++) {
-        places[t] = node[t] = plan + plan[plan[AT_ROWS] + t];
-        if (w->output_first[t] < w->output_first[t + 1]) places[t] = plan + w->class_row_at[w->output_first[t]];
-    }
+    Where where = {find_shifts(w, plan) ? NULL : ints(w, w->n), ints(w, w->n)};
     approach(plan + w->table, next - plan - w->table);
-    fill_rows(w, node, places, plan + plan[ROW], place);
-    next = fill_gathers(w, plan, gathers, place, next);
+    fill_rows(w, plan, where);
+    next = fill_gathers(w, plan, gathers, where, next);
     plan[DEVICE_END] = fill_step_tables(w, plan, next) - plan;
     fill_cuts(w, plan, gathers, host);
     i32 *views = fill_shape(w, plan, plan + plan[AT_SHAPE]), *end = fill_views(w, plan, views);
-    plan[AT_VIEWS] = views - plan, plan[TABLE_END] = end - plan;
+    plan[AT_VIEWS] = views - plan, plan[TABLE_END] = end - plan, plan[BACK_ROOM] = returns_room(plan);
     sizes[0] = plan[AT_SHAPE], sizes[1] = plan[AT_VIEWS], sizes[2] = plan[TABLE_END];
     release(w);
     return 1;

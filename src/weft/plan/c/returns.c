@@ -39,8 +39,8 @@ static long find_cuts(const i32 *plan, i32 class, i32 group, i32 *cuts) {
 /* Whether what comes back to a group is cut into the group's steps: the read is one of its own, on its cycle. */
 static int is_own(const Read *r, i32 group) { return r->entry[RECURRENT] && r->entry[READ_GROUP] == group; }
 
-/* How much room all returns of a plan need at most: first their table, then their arrays. */
-long weft_returns_room(const i32 *plan) {
+/* How much room all returns of a plan need at most, first their table, then their arrays; 0 where 32 bits do not suffice. */
+static i32 returns_room(const i32 *plan) {
     long room = 0, entries = 0;
     for (long number = 0; number < plan[READS]; number++) {
         Read r = read_at(plan, number);
@@ -50,38 +50,33 @@ long weft_returns_room(const i32 *plan) {
             const i32 *span = plan + plan[AT_SPANS] + at * OF_SPAN;
             long rows = span[SPAN_LAST] - span[SPAN_FIRST];
             long pieces = is_own(&r, span[SPAN_GROUP]) ? find_cuts(plan, r.entry[READ_CLASS], span[SPAN_GROUP], NULL) : 1;
-            room += padded(rows) + padded(rows + 1) + padded(3 * pieces + 1) + 4; /* 4: the index, shared among the spans, is cut */
+            room += padded(rows + 1) + padded(3 * pieces + 1) + 4; /* 4: the index, shared among the spans, is cut */
         }
     }
-    return padded(room) + padded(BACK_HEADER + entries * OF_BACK);
+    room = padded(room) + padded(BACK_HEADER + entries * OF_BACK);
+    return room <= INT32_MAX ? room : 0;
 }
 
-/* The short way where arguments are gathered one by one and no class row twice, as in trees: `starts` first holds the one gradient row.
+/* The gradient row of each class row, `total` for none, where no class row is gathered twice, as in trees.
    Returns 0 where that is not so. */
-static int sort_single_rows(const Read *r, i32 *index, i32 *starts) {
-    if (r->entry[READ_KIND] == SUM) return 0;
-    memset(starts, -1, (r->rows + 1) * sizeof(i32));
-    for (i32 at = 0; at < r->length; at++) {
+static int find_single(const Read *r, i32 *single) {
+    for (i32 row = 0; row < r->rows; row++) single[row] = r->total;
+    for (i32 at = 0, row = 0; at < r->length; at++) {
+        if (r->entry[READ_KIND] == SUM)
+            while (at >= r->offsets[row + 1]) row++;
+        else row = at;
         if (r->index[at] >= r->rows) continue;
-        if (starts[r->index[at]] >= 0) return 0;
-        starts[r->index[at]] = at;
+        if (single[r->index[at]] != r->total) return 0;
+        single[r->index[at]] = row;
     }
-    i32 found = 0;
-    for (i32 row = 0; row < r->rows; row++) {
-        i32 at = index[found] = starts[row];
-        starts[row] = found, found += at >= 0;
-    }
-    starts[r->rows] = found;
     return 1;
 }
 
-/* Gradient rows in the order of the class rows they belong to, and where each class row's start; returns whether none has two. */
-static int sort_rows(const Read *r, i32 *index, i32 *starts) {
-    if (sort_single_rows(r, index, starts)) return 1;
-    int is_single = 1;
+/* Gradient rows in the order of the class rows they belong to, and where each class row's start. */
+static void sort_rows(const Read *r, i32 *index, i32 *starts) {
     memset(starts, 0, (r->rows + 1) * sizeof(i32));
     for (i32 at = 0; at < r->length; at++)
-        if (r->index[at] < r->rows) is_single &= starts[r->index[at]]++ == 0;
+        if (r->index[at] < r->rows) starts[r->index[at]]++;
     run_starts(starts, r->rows);
     if (r->entry[READ_KIND] == SUM) {
         for (i32 row = 0; row < r->total; row++)
@@ -92,24 +87,13 @@ static int sort_rows(const Read *r, i32 *index, i32 *starts) {
     }
     memmove(starts + 1, starts, r->rows * sizeof(i32)); /* placing moved each start to the next one's */
     starts[0] = 0;
-    return is_single;
 }
 
-/* How what comes back to the class rows that one group wrote is cut into pieces: slices, and whether nothing comes at all. */
-static void fill_return(const Read *r, const i32 *span, const i32 *index, const i32 *starts, int is_single, long pieces, i32 *cuts) {
-    i32 first = span[SPAN_FIRST], *slices = cuts + pieces + 1;
-    char *nothing = (char *)(slices + pieces);
-    if (is_own(r, span[SPAN_GROUP])) find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], cuts);
-    else cuts[0] = first;
-    cuts[pieces] = span[SPAN_LAST];
-    for (long piece = 0; piece < pieces; piece++) {
-        i32 begin = starts[cuts[piece]], end = starts[cuts[piece + 1]], at = begin + 1;
-        int full = is_single && end > begin && end - begin == cuts[piece + 1] - cuts[piece];
-        while (full && at < end && index[at] == index[at - 1] + 1) at++;
-        slices[piece] = full && at == end ? index[begin] : -1;
-        nothing[piece] = begin == end;
-    }
-    for (long cut = 0; cut <= pieces; cut++) cuts[cut] -= first;
+/* How many class rows of a range get one gradient row. */
+static i32 count_single(const Read *r, const i32 *single, i32 first, i32 last) {
+    i32 found = 0;
+    for (i32 row = first; row < last; row++) found += single[row] != r->total;
+    return found;
 }
 
 /* Arrays from the front, for the device, or from the end, for the host. */
@@ -123,43 +107,69 @@ static i32 *reserve(Room *room, long count, int for_device) {
     return room->front - padded(count);
 }
 
-/* What comes back from one read to the class rows that one group wrote. A device reads the one row that each gets, if that is all. */
-static void add_return(const Read *r, long number, const i32 *span, const i32 *index, const i32 *starts, int is_single, Room *room,
-                       i32 *entry) {
-    i32 first = span[SPAN_FIRST], last = span[SPAN_LAST], count = starts[last] - starts[first], *single = NULL;
-    long pieces = is_own(r, span[SPAN_GROUP]) ? find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], NULL) : 1;
-    if (is_single) {
-        single = reserve(room, last - first, 1);
-        for (i32 row = first; row < last; row++) single[row - first] = starts[row] < starts[row + 1] ? index[starts[row]] : r->total;
+/* How what comes back to the class rows that one group wrote is cut into pieces: slices, and whether nothing comes at all. There are
+   single rows, or else `starts` of each class row's. A slice has one gradient row for each class row. */
+static long fill_return(const Read *r, const i32 *span, const i32 *single, const i32 *starts, Room *room, i32 **cuts_at) {
+    i32 first = span[SPAN_FIRST], own = is_own(r, span[SPAN_GROUP]);
+    long pieces = own ? find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], NULL) : 1;
+    i32 *cuts = *cuts_at = reserve(room, 3 * pieces + 1, 0), *slices = cuts + pieces + 1;
+    char *nothing = (char *)(slices + pieces);
+    if (own) find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], cuts);
+    else cuts[0] = first;
+    cuts[pieces] = span[SPAN_LAST];
+    for (long piece = 0; piece < pieces; piece++) {
+        i32 begin = cuts[piece], end = cuts[piece + 1], at = begin + 1;
+        slices[piece] = -1;
+        nothing[piece] = single ? !count_single(r, single, begin, end) : starts[begin] == starts[end];
+        if (!single || nothing[piece]) continue;
+        while (at < end && single[at] == single[at - 1] + 1) at++;
+        if (at == end && single[end - 1] < r->total) slices[piece] = single[begin];
     }
-    i32 *mine = memcpy(reserve(room, count, !is_single), index + starts[first], count * sizeof(i32));
-    i32 *offsets = reserve(room, last - first + 1, !is_single), *cuts = reserve(room, 3 * pieces + 1, 0);
-    for (i32 row = first; row <= last; row++) offsets[row - first] = starts[row] - starts[first];
-    fill_return(r, span, index, starts, is_single, pieces, cuts);
-    i32 made[] = {number, span[SPAN_GROUP], first, last, mine - room->back, count, single ? single - room->back : -1,
-                  offsets - room->back, cuts - room->back, pieces};
+    for (long cut = 0; cut <= pieces; cut++) cuts[cut] -= first;
+    return pieces;
+}
+
+/* What comes back from one read to the class rows that one group wrote: single rows, or an index and where each class row's part of it
+   starts. A device reads both. Returns 0 where nothing comes back at all. */
+static int add_return(const Read *r, long number, const i32 *span, const i32 *single, const i32 *index, const i32 *starts, Room *room,
+                      i32 *entry) {
+    i32 first = span[SPAN_FIRST], last = span[SPAN_LAST], *cuts;
+    i32 count = single ? count_single(r, single, first, last) : starts[last] - starts[first];
+    if (!count) return 0;
+    i32 made[OF_BACK] = {number, span[SPAN_GROUP], first, last, -1, count, -1, -1};
+    if (single) {
+        made[BACK_SINGLE] = (i32 *)memcpy(reserve(room, last - first, 1), single + first, (last - first) * sizeof(i32)) - room->back;
+    } else {
+        made[BACK_INDEX] = (i32 *)memcpy(reserve(room, count, 1), index + starts[first], count * sizeof(i32)) - room->back;
+        i32 *offsets = reserve(room, last - first + 1, 1);
+        for (i32 row = first; row <= last; row++) offsets[row - first] = starts[row] - starts[first];
+        made[BACK_OFFSETS] = offsets - room->back;
+    }
+    made[BACK_PIECES] = fill_return(r, span, single, starts, room, &cuts);
+    made[BACK_CUTS] = cuts - room->back;
     memcpy(entry, made, sizeof(made));
+    return 1;
 }
 
 /* All returns of a plan; `back` has room for them. Returns 0 if there is no memory. */
-int weft_returns(const i32 *plan, i32 *back, long room) {
+int weft_returns(const i32 *plan, i32 *back) {
     long most = 0, longest = 0, spans = 0, made = 0;
     for (long number = 0; number < plan[READS]; number++) {
         Read r = read_at(plan, number);
         most = r.rows > most ? r.rows : most, longest = r.length > longest ? r.length : longest;
         spans += r.class ? r.class[SPANS_TO] - r.class[SPANS_FROM] : 0;
     }
-    i32 *starts = malloc((most + 1 + longest + 1) * sizeof(i32)), *index = starts + most + 1;
+    i32 *starts = malloc((most + 1 + longest) * sizeof(i32)), *index = starts + most + 1;
     if (!starts) return 0;
-    Room left = {back, back + padded(BACK_HEADER + spans * OF_BACK), back + room};
+    Room left = {back, back + padded(BACK_HEADER + spans * OF_BACK), back + plan[BACK_ROOM]};
     for (long number = 0; number < plan[READS]; number++) {
         Read r = read_at(plan, number);
         if (!r.class) continue;
-        int is_single = sort_rows(&r, index, starts);
+        const i32 *single = find_single(&r, starts) ? starts : NULL;
+        if (!single) sort_rows(&r, index, starts);
         for (i32 at = r.class[SPANS_FROM]; at < r.class[SPANS_TO]; at++) {
             const i32 *span = plan + plan[AT_SPANS] + at * OF_SPAN;
-            if (starts[span[SPAN_FIRST]] == starts[span[SPAN_LAST]]) continue;
-            add_return(&r, number, span, index, starts, is_single, &left, back + BACK_HEADER + made++ * OF_BACK);
+            made += add_return(&r, number, span, single, index, starts, &left, back + BACK_HEADER + made * OF_BACK);
         }
     }
     back[RETURNS] = made, back[BACK_DEVICE_END] = left.front - back;

@@ -38,29 +38,54 @@ static i32 *sort_by_way(Work *w) {
     return sorted;
 }
 
-/* The nodes of each type in the order of rows, from `node[t]` on; for each node its row within its type, and the place of its
-   first output, which `places[t]` has for each row. */
-static void fill_rows(Work *w, i32 *const *node, i32 *const *places, i32 *row, i32 *place) {
+/* Where each type's first outputs are a range of class rows, and arguments read first outputs alone, a node's place tells its row:
+   less the type's shift. Returns 0 where that is not so for all types. */
+static int find_shifts(Work *w, const i32 *plan) {
+    w->shift = zeros(w, w->types);
+    for (long t = 0; t < w->types; t++) {
+        if (!w->count[t] || w->output_first[t] == w->output_first[t + 1]) continue;
+        const i32 *place = plan + w->class_row_at[w->output_first[t]];
+        if (place[w->count[t] - 1] - place[0] != w->count[t] - 1) return 0; /* places ascend */
+        w->shift[t] = place[0];
+    }
+    return !w->part->out;
+}
+
+/* Where nodes come: their rows within their types, unless places tell them, and the class rows of their first outputs. */
+typedef struct {
+    i32 *row, *place;
+} Where;
+
+static void put_node(const Work *w, const i32 *plan, Where at, i32 t, i32 node, i32 row) {
+    if (!at.row) {
+        at.place[node] = row + w->shift[t];
+        return;
+    }
+    at.row[node] = row;
+    at.place[node] = w->output_first[t] == w->output_first[t + 1] ? row : plan[w->class_row_at[w->output_first[t]] + row];
+}
+
+/* The nodes of each type in the order of rows; and where each node comes. */
+static void fill_rows(Work *w, i32 *plan, Where where) {
+    const i32 *rows = plan + plan[AT_ROWS];
     i32 *starts = w->starts, *key = w->key, base = 0;
     if (w->steps * (w->top + 1) > 4 * w->n + 4096) {
         i32 *sorted = sort_by_way(w), *ordered = ints(w, w->n);
         for (long at = 0; at < w->n; at++) ordered[starts[w->key[at]]++] = sorted[at];
         for (long t = 0; t < w->types; t++) {
-            memcpy(node[t], ordered + w->first[t], w->count[t] * sizeof(i32));
-            for (i32 at = 0; at < w->count[t]; at++) row[node[t][at]] = at, place[node[t][at]] = places[t][at];
+            i32 *mine = memcpy(plan + rows[t], ordered + w->first[t], w->count[t] * sizeof(i32));
+            for (i32 at = 0; at < w->count[t]; at++) put_node(w, plan, where, t, mine[at], at);
         }
         return;
     }
     for (const Part *p = w->part; p < w->part + w->parts; base += p++->n) {
         const i32 *number = p->number;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
-            i32 t = run[RUN_TYPE], first = w->first[t], *mine = node[t];
-            const i32 *its = places[t];
-            int is_range = its[w->count[t] - 1] - its[0] == w->count[t] - 1; /* places ascend */
+            i32 t = run[RUN_TYPE], first = w->first[t], *mine = plan + rows[t];
             for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
                 i32 at = starts[*key++]++ - first;
-                mine[at] = base + *number, row[base + *number] = at;
-                place[base + *number] = is_range ? its[0] + at : its[at];
+                mine[at] = base + *number;
+                put_node(w, plan, where, t, base + *number, at);
             }
         }
     }

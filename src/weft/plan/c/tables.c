@@ -1,8 +1,8 @@
 /* A plan as one array of integers: tables, whose places are the first numbers of it, then the arrays. First come those that a device
    reads, up to DEVICE_END. Every array starts at a multiple of four numbers. */
 
-enum { GROUPS, PIECES, CLASSES, READS, TYPES, ROW, STEPS, DEVICE_END, AT_GROUPS, AT_GROUP_TYPES, AT_ROWS, AT_COUNTS, AT_OUTPUT_FIRST,
-       AT_OUTPUTS, AT_CLASSES, AT_SPANS, AT_READS, AT_SHAPE, AT_VIEWS, TABLE_END, HEADER };
+enum { GROUPS, PIECES, CLASSES, READS, TYPES, STEPS, DEVICE_END, AT_GROUPS, AT_GROUP_TYPES, AT_ROWS, AT_COUNTS, AT_OUTPUT_FIRST,
+       AT_OUTPUTS, AT_CLASSES, AT_SPANS, AT_READS, AT_SHAPE, AT_VIEWS, TABLE_END, BACK_ROOM, HEADER };
 enum { CYCLIC, TYPES_FROM, TYPES_TO, PIECES_FROM, PIECES_TO, STEP_TABLE, OF_GROUP };
 enum { OUT_TYPE, OUT_NUMBER, OUT_CLASS, OUT_ROWS, OF_OUTPUT };
 enum { CLASS_ROWS, HAS_EMPTY, SPANS_FROM, SPANS_TO, OF_CLASS };
@@ -35,7 +35,7 @@ static long table_width(const Work *w, long group) {
 
 /* How much room the plan needs at most: the tables, the arrays of the device, those of the host. */
 static void find_sizes(Work *w) {
-    long device = 0, host = padded(w->n) + 3 * padded(w->pieces);
+    long device = 0, host = 3 * padded(w->pieces);
     for (long t = 0; t < w->types; t++) {
         long rows = w->count[t];
         if (!rows) continue;
@@ -49,7 +49,7 @@ static void find_sizes(Work *w) {
     for (long group = 0; group < w->groups; group++)
         if (w->cyclic[group]) device += padded((w->piece_first[group + 1] - w->piece_first[group]) * table_width(w, group));
     long shape = 4 + 2 * w->groups + w->types + 4 * w->num_outputs + 7 * w->reads;
-    long views = 2 * (1 + 3 * w->groups + w->types + w->num_outputs + 4 * w->reads) + w->num_outputs;
+    long views = 2 * (3 * w->groups + w->types + w->num_outputs + 4 * w->reads) + w->num_outputs;
     w->table = padded(HEADER + OF_GROUP * w->groups + w->group_ptr[w->groups] + 3 * w->types + 1 + w->reads * OF_READ
                       + w->num_outputs * (OF_OUTPUT + OF_CLASS + OF_SPAN) + shape + views);
     w->device = w->table + device, w->total = w->device + host;
@@ -82,12 +82,11 @@ static i32 *fill_tables(Work *w, i32 *plan) {
     return next;
 }
 
-/* The steps, and where the row of each node is, and the class rows. Returns what follows. */
+/* The steps, and where the class rows are. Returns what follows. */
 static i32 *fill_steps(Work *w, i32 *plan, i32 *next) {
     const i32 *columns[] = {w->piece_type, w->piece_lo, w->piece_hi};
     plan[STEPS] = next - plan;
     for (int i = 0; i < 3; i++, next += padded(w->pieces)) memcpy(next, columns[i], w->pieces * sizeof(i32));
-    plan[ROW] = next - plan, next += padded(w->n);
     w->class_row_at = ints(w, w->num_outputs);
     for (long t = 0; t < w->types; t++)
         for (i32 o = w->output_first[t]; o < w->output_first[t + 1]; o++, next += padded(w->count[t])) w->class_row_at[o] = next - plan;
@@ -208,12 +207,11 @@ static i32 *add_view(i32 *next, long at, long count) {
     return next + 2;
 }
 
-/* How many rows each class has, then where each array begins and ends: the row of each node; the steps of each group; the nodes of
+/* How many rows each class has, then where each array begins and ends: the steps of each group; the nodes of
    each type; the class rows of each output; the index, the offsets, the bounds and the slices of each read. */
 static i32 *fill_views(const Work *w, const i32 *plan, i32 *next) {
     const i32 *output = plan + plan[AT_OUTPUTS], *read = plan + plan[AT_READS];
     for (long c = 0; c < plan[CLASSES]; c++) *next++ = plan[plan[AT_CLASSES] + c * OF_CLASS + CLASS_ROWS];
-    next = add_view(next, plan[ROW], w->n);
     for (long group = 0; group < w->groups; group++)
         for (long column = 0; column < 3; column++)
             next = add_view(next, plan[STEPS] + column * padded(w->pieces) + w->piece_first[group],

@@ -56,8 +56,8 @@ typedef struct {
     /* outputs that can be read; ports of types that have nodes; which outputs these meet (gathers.c) */
     i32 *output_first, *gather_first, *met;
     long num_outputs, reads, meetings;
-    /* the plan: where the class rows of outputs are; the end of its tables, of what a device reads, of all */
-    i32 *class_row_at;
+    /* the plan: where the class rows of outputs are, and how far rows of types are from them; the end of its tables, of what a device reads, of all */
+    i32 *class_row_at, *shift;
     long table, device, total;
     Block *blocks;
     jmp_buf give_up;
