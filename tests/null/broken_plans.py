@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from small_tree import ints
 
 from weft.graph.program import NodeType, Port, Program
@@ -265,7 +264,7 @@ BROKEN_PLANS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "the return from port 0 of type 1 to group 1 does not have one slice and one nothing for each of its 2 pieces.",
     ),
     "a gradient that is dropped": (
-        back((1, 0, 1), nothing=np.array([True, True])),
+        back((1, 0, 1), nothing=ints(1, 1)),
         "piece 0 of the return from port 0 of type 1 to group 1 says nothing comes back, but something does.",
     ),
     "a return that is no slice": (
@@ -304,7 +303,7 @@ BROKEN_CHAINS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         "piece 0 of the return from port 0 of type 1 to group 0 is a slice from row 0, but does not say so.",
     ),
     "a gradient from nowhere": (
-        back((1, 0, 1), nothing=np.array([False, False])),
+        back((1, 0, 1), nothing=ints(0, 0)),
         "piece 1 of the return from port 0 of type 1 to group 1 says something comes back, but nothing does.",
     ),
 }

@@ -149,7 +149,8 @@ class Graph(GraphCore):
         [0, 2, 5]
         """
         given, parts, together = merging.base_parts(graphs)
-        device = merging.common_device(given, parts, together)
+        alike = given is parts and together.device != merging.MIXED and len(parts) > 1
+        device = parts[0].device if alike else merging.common_device(given)
         if len(parts) == 1:
             return parts[0] if device is None else parts[0].to(device)
         graph = cls.__new__(cls)

@@ -11,7 +11,7 @@ import torch
 
 from weft.api import graph_parts as merging
 from weft.api.graph_build import Arrays, Ints, Types, freeze
-from weft.api.graph_check import check_size
+from weft.api.graph_check import LARGEST, check_size
 from weft.errors import StructureError
 from weft.plan.graphs import Keepable, KeptGraphs
 from weft.plan.levels import levels
@@ -37,8 +37,10 @@ class GraphCore(Keepable):
     def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None, together: KeptGraphs | merging.Together) -> None:
         self._parts, self.device, self.cache, self.together = parts, device, {}, together
         self.num_vertices = together.vertices
-        check_size(self.num_vertices, 0)
-        self.type_names = merging.common_type_names(parts, together.types)
+        if together.vertices >= LARGEST:
+            check_size(together.vertices, 0)
+        alike = together.types != merging.MIXED and parts
+        self.type_names = parts[0].type_names if alike else merging.common_type_names(parts)
 
     @cached_property
     def together(self) -> KeptGraphs | merging.Together:

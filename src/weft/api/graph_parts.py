@@ -92,10 +92,8 @@ def _kept(part: GraphCore) -> Kept:
         return part._kept
 
 
-def common_device(graphs: Sequence[GraphCore], parts: Sequence[GraphCore], found: KeptGraphs | Together) -> torch.device | None:
+def common_device(graphs: Sequence[GraphCore]) -> torch.device | None:
     """The device that the graphs were sent to; graphs that were sent nowhere follow the others."""
-    if found.device != MIXED and graphs is parts:
-        return graphs[0].device if graphs else None
     devices = {graph.device for graph in graphs}
     devices.discard(None)
     if len(devices) > 1:
@@ -149,10 +147,8 @@ def merge_edge_rows(parts: Sequence[GraphCore]) -> Ints:
     return freeze(np.where(rows >= 0, rows + shift, rows))
 
 
-def common_type_names(parts: Sequence[GraphCore], types: int) -> tuple[str, ...] | None:
+def common_type_names(parts: Sequence[GraphCore]) -> tuple[str, ...] | None:
     """The type names of all parts together, None where types are ids or absent; a mix of these raises."""
-    if types != MIXED:
-        return parts[0].type_names if parts else None
     # A graph without vertices goes with every kind of types.
     kinds = {part.type_names or part.type_ids is not None for part in parts if part.num_vertices}
     named = [kind for kind in kinds if isinstance(kind, tuple)]

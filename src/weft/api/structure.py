@@ -120,24 +120,38 @@ def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: i
 
 
 def plan_tree(graph: Graph, program: Program, policy: str, max_rows: int | None) -> Plan:
-    """Plan a graph's program. Numpy keeps levels on the graph's parts, so that later batches only concatenate them."""
+    """Plan a graph's program."""
+    return schedule(program, policy, max_rows, KeptOrder(graph, program))
 
-    def kinds() -> str:
-        return " ".join(f"{kind.name!r}{':' if kind.ports else ''}" for kind in program.types)
 
-    def level_of(types: tuple[int, ...]) -> Ints:
+class KeptOrder:
+    """What numpy finds out about the order of a graph's vertices is kept on its parts: later batches only concatenate it."""
+
+    __slots__ = ("graph", "program")
+
+    def __init__(self, graph: Graph, program: Program) -> None:
+        self.graph, self.program = graph, program
+
+    def level_of(self, types: tuple[int, ...]) -> Ints:
+        """Levels within groups of these types."""
+        program = self.program
+
         def make() -> Ints:
             return levels_within(program.ptr, program.src, np.where(np.isin(program.type, types), 0, 1).astype(np.int32))
 
-        return _kept(graph, f"levels {types} {kinds()}", make)
+        return _kept(self.graph, f"levels {types} {self._kinds()}", make)
 
-    def above() -> Ints:
-        return _kept(graph, f"above {kinds()}", lambda: colevels(program.ptr, program.src))
+    def above(self) -> Ints:
+        """How long the way above each node is."""
+        program = self.program
+        return _kept(self.graph, f"above {self._kinds()}", lambda: colevels(program.ptr, program.src))
 
-    def edges() -> set[tuple[int, int]]:
-        return set().union(*_kept_edges(graph, program, f"edges {kinds()}"))
+    def edges(self) -> set[tuple[int, int]]:
+        """Which node type feeds which."""
+        return set().union(*_kept_edges(self.graph, self.program, f"edges {self._kinds()}"))
 
-    return schedule(program, policy, max_rows, level_of, above, edges)
+    def _kinds(self) -> str:
+        return " ".join(f"{kind.name!r}{':' if kind.ports else ''}" for kind in self.program.types)
 
 
 def _kept_edges(graph: Graph, program: Program, key: str) -> list[set[tuple[int, int]]]:

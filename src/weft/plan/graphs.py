@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, library
@@ -49,15 +49,16 @@ class Keepable:
 
 def keep(numbers: Sequence[int], digest: bytes, children: Ints, offsets: Ints, kinds: Ints) -> Kept:
     """Have C keep a base graph. `numbers`: vertices, slots, edges, and what tells its names of types, and its device."""
-    given = array("q", numbers)
-    made = library().weft_graph(given.buffer_info()[0], digest, *map(address, (children, offsets, kinds)))
+    given = np.array(numbers, dtype=np.int64)
+    made = library().weft_graph(address(given), digest, *map(address, (children, offsets, kinds)))
     if made is None:
         raise MemoryError("no memory to keep a graph")
     return Kept(made.to_bytes(8, sys.byteorder))
 
 
 _ITEMS, _SLOT, _DATA = tuple.__basicsize__, object.__basicsize__, bytes.__basicsize__ - 1
-_TOTALS = bytes(8 * 8)
+TOTALS = 8
+"""So many numbers tell what graphs are together; they follow the addresses of the graphs."""
 
 
 def collect(graphs: tuple[Any, ...]) -> KeptGraphs | None:
@@ -68,9 +69,10 @@ def collect(graphs: tuple[Any, ...]) -> KeptGraphs | None:
     count = len(graphs)
     if not count or not isinstance(graphs[0], Keepable) or not _can_collect():
         return None
-    places, totals = array("q", bytes(8 * count)), array("q", _TOTALS)
-    where = id(graphs) + _ITEMS, count, id(type(graphs[0])), _SLOT, _DATA, places.buffer_info()[0], totals.buffer_info()[0]
-    return KeptGraphs(places, totals) if library().weft_collect(*where) else None
+    found = np.empty(count + TOTALS, dtype=np.int64)
+    place = address(found)
+    done = library().weft_collect(id(graphs) + _ITEMS, count, id(type(graphs[0])), _SLOT, _DATA, place, place + 8 * count)
+    return KeptGraphs(found, count, place) if done else None
 
 
 @functools.cache
@@ -92,20 +94,22 @@ def _can_collect() -> bool:
 
 def kept_graphs(graphs: Sequence[Kept]) -> KeptGraphs:
     """The same from what Python holds."""
-    places, totals = array("q", [graph.place for graph in graphs]), array("q", _TOTALS)
-    library().weft_totals(places.buffer_info()[0], len(places), totals.buffer_info()[0])
-    return KeptGraphs(places, totals)
+    count, found = len(graphs), np.array([*[graph.place for graph in graphs], *[0] * TOTALS], dtype=np.int64)
+    place = address(found)
+    library().weft_totals(place, count, place + 8 * count)
+    return KeptGraphs(found, count, place)
 
 
 class KeptGraphs:
     """Base graphs that follow each other, as C reads them, and what they are together."""
 
-    __slots__ = ("count", "device", "digest", "edges", "kinds", "place", "places", "slots", "types", "vertices")
+    __slots__ = ("count", "device", "digest", "edges", "found", "kinds", "place", "slots", "types", "vertices")
+    vertices: int
 
-    def __init__(self, places: array[int], totals: array[int]) -> None:
-        self.places, self.count, self.place = places, len(places), places.buffer_info()[0]
-        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, _, _ = totals
-        self.digest = totals[6:].tobytes()
+    def __init__(self, found: npt.NDArray[np.int64], count: int, place: int) -> None:
+        self.found, self.count, self.place = found, count, place
+        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, _, _ = found[count:].tolist()
+        self.digest = found[-2:].tobytes()
 
     def __del__(self, library: Callable[[], Any] = library) -> None:
         library().weft_release(self.place, self.count)
@@ -176,7 +180,7 @@ def plan_graphs(program: GraphProgram, policy: str, max_rows: int | None, starte
     graphs, kinds = program.graphs, described(program.types)
     if kinds is None or not graphs.vertices:
         return None
-    sizes = array("q", (0, 0, 0))
+    sizes = np.empty(3, dtype=np.int64)
     work = library().weft_plan_graphs(
         graphs.place,
         graphs.count,
@@ -184,6 +188,6 @@ def plan_graphs(program: GraphProgram, policy: str, max_rows: int | None, starte
         address(kinds),
         address(program.table),
         max_rows or 0,
-        sizes.buffer_info()[0],
+        address(sizes),
     )
     return None if work is None else finished(work, program, policy, max_rows, sizes, started)

@@ -7,15 +7,16 @@ the same plan or raises what is to be raised. A plan comes back as one array of 
 from __future__ import annotations
 
 import functools
-from array import array
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, is_plain, library
 from weft.plan.plan import Plan, Return
 from weft.plan.shape import KINDS, shape_of
 
+Longs = npt.NDArray[np.int64]
 POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
 
 # Which of the first numbers of a plan tell how far a device reads, and where the tables of groups and reads are; how long the
@@ -32,7 +33,7 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
     arrays = [program.type, program.ptr, program.src] + ([] if program.out is None else [program.out])
     if kinds is None or not all(map(is_plain, arrays)):
         return None
-    sizes = array("q", (0, 0, 0))
+    sizes = np.empty(3, dtype=np.int64)
     work = made.weft_plan(
         program.num_nodes,
         program.num_arguments,
@@ -42,17 +43,17 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
         None if program.out is None else address(program.out),
         POLICIES[policy],
         max_rows or 0,
-        sizes.buffer_info()[0],
+        address(sizes),
     )
     return None if work is None else finished(work, program, policy, max_rows, sizes, started)
 
 
-def finished(work: int, program: Program, policy: str, max_rows: int | None, sizes: array[int], started: float) -> Plan | None:
+def finished(work: int, program: Program, policy: str, max_rows: int | None, sizes: Longs, started: float) -> Plan | None:
     """The plan that C has begun; None where it gives up."""
-    buffer = np.empty(sizes[0], dtype=np.int32)
-    if not library().weft_fill(work, address(buffer), sizes.buffer_info()[0]):
+    buffer = np.empty(sizes.item(0), dtype=np.int32)
+    if not library().weft_fill(work, address(buffer), address(sizes)):
         return None
-    at_shape, at_views, end = sizes
+    at_shape, at_views, end = sizes.tolist()
     shape = shape_of(buffer[at_shape:at_views].tobytes())
     return shape.plan(program, policy, max_rows, buffer, buffer[at_views:end].tolist(), started)
 
@@ -140,8 +141,7 @@ def _return(
 ) -> Return:
     read, slices = plan.reads[number], cuts + pieces + 1
     nothing = slices + pieces
-    bounds, starts = back[cuts:slices], back[slices:nothing]
-    without = back[nothing : nothing + (pieces + 3) // 4].view(np.bool_)[:pieces]
+    bounds, starts, without = back[cuts:slices], back[slices:nothing], back[nothing : nothing + pieces]
     if single >= 0:
         rows = back[single : single + last - first]
         return Return(read.type, read.port, group, first, last, count, bounds, starts, without, single=rows)

@@ -73,7 +73,7 @@ class Return:
 
     The gradient of class row `first + i` is the sum of gradient rows `index[offsets[i]:offsets[i+1]]` of the read, in that
     order. Where the read gathers no class row twice, there is `single` instead, with the one gradient row (or the number of
-    gradient rows, a row of zeros). `slices` as in `Read`, and `nothing` marks the pieces to which no gradient comes back.
+    gradient rows, a row of zeros). `slices` as in `Read`, and `nothing` is 1 for the pieces to which no gradient comes back.
     """
 
     type: int
@@ -84,7 +84,7 @@ class Return:
     count: int
     bounds: Ints
     slices: Ints
-    nothing: Bools
+    nothing: Ints
     index: Ints | None = None
     offsets: Ints | None = None
     single: Ints | None = None

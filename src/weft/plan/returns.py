@@ -84,8 +84,8 @@ def _class_cuts(plan: Plan, number: int, value_class: int, last: int) -> Ints:
     return np.concatenate((np.sort(np.concatenate(starts)), np.array([last], dtype=np.int32)))
 
 
-def _slices(bounds: Ints, index: Ints, cuts: Ints, is_single: bool) -> tuple[Ints, np.ndarray]:
-    """Per piece: the first gradient row if the piece is consecutive with one each; and whether nothing comes back at all."""
+def _slices(bounds: Ints, index: Ints, cuts: Ints, is_single: bool) -> tuple[Ints, Ints]:
+    """Per piece: the first gradient row if the piece is consecutive with one each; and 1 where nothing comes back at all."""
     begin, end = bounds[cuts[:-1]], bounds[cuts[1:]]
     nothing = begin == end
     slices = np.full(len(cuts) - 1, NOT_A_SLICE, dtype=np.int32)
@@ -94,7 +94,7 @@ def _slices(bounds: Ints, index: Ints, cuts: Ints, is_single: bool) -> tuple[Int
         full = ~nothing & ((end - begin) == np.diff(cuts))
         straight = full & (np.searchsorted(jumps, begin) == np.searchsorted(jumps, end - 1))
         slices[straight] = index[begin[straight]]
-    return slices, nothing
+    return slices, nothing.astype(np.int32)
 
 
 def steps_that_return(plan: Plan, type: int, learns: dict[int, bool]) -> list[bool]:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Protocol
 
 import numpy as np
 
@@ -26,18 +27,24 @@ POLICIES = ("auto", "depth", "agenda", "condense")
 VERIFIES = os.environ.get("WEFT_VERIFY") == "1"
 """Whether every plan is verified when it is made."""
 
-Levels = Callable[[tuple[int, ...]], Ints]
+
+class Order(Protocol):
+    """What may be known of the order in which a program's nodes can run (see `condense`)."""
+
+    def level_of(self, types: tuple[int, ...], /) -> Ints: ...
+
+    def above(self) -> Ints: ...
+
+    def edges(self) -> set[tuple[int, int]]: ...
 
 
 def schedule(
     program: Program,
     policy: str = "auto",
     max_rows: int | None = None,
-    level_of: Levels | None = None,
-    above: Callable[[], Ints] | None = None,
-    edges: Callable[[], set[tuple[int, int]]] | None = None,
+    known: Order | None = None,
 ) -> Plan:
-    """Plan a program. `level_of`, `above` and `edges` may hand in what was kept with the examples (see `condense`)."""
+    """Plan a program. `known` may hand in what was kept with the examples."""
     started = time.perf_counter()
     if policy not in POLICIES:
         raise TypeMismatch(f"policy: expected one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
@@ -47,30 +54,22 @@ def schedule(
     if isinstance(program, GraphProgram) and policy in ("auto", "condense"):
         plan = plan_graphs(program, policy, max_rows, started)
     plan = plan or plan_natively(program, policy, max_rows, started)
-    plan = plan or _with_numpy(program, policy, max_rows, level_of, above, edges, started)
+    plan = plan or _with_numpy(program, policy, max_rows, known, started)
     if VERIFIES:
         verify_plan(plan)
     return plan
 
 
-def _with_numpy(
-    program: Program,
-    policy: str,
-    max_rows: int | None,
-    level_of: Levels | None,
-    above: Callable[[], Ints] | None,
-    edges: Callable[[], set[tuple[int, int]]] | None,
-    started: float,
-) -> Plan:
+def _with_numpy(program: Program, policy: str, max_rows: int | None, known: Order | None, started: float) -> Plan:
     """The slow twin of planning in C: what it does in numpy, pass by pass."""
+    level_of, edges = (None, None) if known is None else (known.level_of, known.edges())
     if program.num_nodes == 0:
         orders: list[GroupOrder] = []
     elif policy in ("auto", "condense"):
-        feeds = None if edges is None else edges()
-        orders = condense(len(program.types), program.type, program.ptr, program.src, level_of, feeds)
+        orders = condense(len(program.types), program.type, program.ptr, program.src, level_of, edges)
     else:
         orders = [_one_group(program, policy)]
-    ahead = above() if above is not None else colevels(program.ptr, program.src)
+    ahead = colevels(program.ptr, program.src) if known is None else known.above()
     return lay_out(program, policy, orders, ahead, max_rows, started)
 
 

@@ -95,8 +95,8 @@ class BackIndex:
         return found
 
     @cached_property
-    def nothing(self) -> list[bool]:
-        found: list[bool] = self.back.nothing.tolist()
+    def nothing(self) -> list[int]:
+        found: list[int] = self.back.nothing.tolist()
         return found
 
     @cached_property

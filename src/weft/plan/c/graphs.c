@@ -127,14 +127,14 @@ long weft_program(Graph *const *graph, long count, long types, const i32 *kinds,
     return slots;
 }
 
-/* A view's arrays, one after the other: runs, pairs, number, level, above, type, ptr, src. */
+/* A view's arrays, one after the other: runs, pairs, number, level, above, ptr, src. Nobody asks for types: vertices have one output. */
 static View *empty_view(Work *w, long n, long m, long types, long pairs, int is_kept) {
-    size_t size = sizeof(View) + (types * OF_RUN + pairs * OF_PAIR + 5 * n + 1 + m) * sizeof(i32);
+    size_t size = sizeof(View) + (types * OF_RUN + pairs * OF_PAIR + 4 * n + 1 + m) * sizeof(i32);
     View *view = is_kept ? malloc(size) : take(w, size, 1);
     if (!view) longjmp(w->give_up, 1);
     i32 *runs = view->arrays, *number = runs + types * OF_RUN + pairs * OF_PAIR;
     view->pair = runs + types * OF_RUN;
-    view->part = (Part){n, m, types, runs, number, number + 3 * n, number + 4 * n, number + 5 * n + 1, NULL, number + n, number + 2 * n};
+    view->part = (Part){n, m, types, runs, number, NULL, number + 3 * n, number + 4 * n + 1, NULL, number + n, number + 2 * n};
     return view;
 }
 
@@ -142,9 +142,9 @@ static View *empty_view(Work *w, long n, long m, long types, long pairs, int is_
 static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t seen, int is_kept) {
     long pairs = w->feed_ptr[w->types];
     View *view = empty_view(batch, w->n, w->m, w->part->types, pairs + w->meetings, is_kept);
-    const i32 *arrays[] = {w->of_type, w->level, w->above, w->type};
+    const i32 *arrays[] = {w->of_type, w->level, w->above};
     i32 *run = view->arrays, *pair = view->pair, *next = pair + (pairs + w->meetings) * OF_PAIR;
-    for (int i = 0; i < 4; i++, next += w->n) memcpy(next, arrays[i], w->n * sizeof(i32));
+    for (int i = 0; i < 3; i++, next += w->n) memcpy(next, arrays[i], w->n * sizeof(i32));
     memcpy(next, w->ptr, (w->n + 1) * sizeof(i32));
     memcpy(next + w->n + 1, w->src, w->m * sizeof(i32));
     for (long t = 0; t < w->types; t++) {

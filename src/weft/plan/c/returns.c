@@ -112,8 +112,7 @@ static i32 *reserve(Room *room, long count, int for_device) {
 static long fill_return(const Read *r, const i32 *span, const i32 *single, const i32 *starts, Room *room, i32 **cuts_at) {
     i32 first = span[SPAN_FIRST], own = is_own(r, span[SPAN_GROUP]);
     long pieces = own ? find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], NULL) : 1;
-    i32 *cuts = *cuts_at = reserve(room, 3 * pieces + 1, 0), *slices = cuts + pieces + 1;
-    char *nothing = (char *)(slices + pieces);
+    i32 *cuts = *cuts_at = reserve(room, 3 * pieces + 1, 0), *slices = cuts + pieces + 1, *nothing = slices + pieces;
     if (own) find_cuts(r->plan, r->entry[READ_CLASS], span[SPAN_GROUP], cuts);
     else cuts[0] = first;
     cuts[pieces] = span[SPAN_LAST];
