@@ -11,7 +11,7 @@ import weft
 import weft.nn
 from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
 from weft.run.gpu import sweep, table
-from weft.run.gpu.job import Tile
+from weft.run.gpu.variables import Tile
 from weft.testing import assert_equivalent, random_program, random_structure
 from weft.testing.programs import SAMPLES
 

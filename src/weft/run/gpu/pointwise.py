@@ -18,11 +18,12 @@ from weft.graph.tape import Value, operands
 from weft.run.emit import Code, Emitter
 from weft.run.formulas import JOINS, number_of
 from weft.run.gpu.formulas import PRELUDE, has_formula
-from weft.run.gpu.job import Job, Tile
+from weft.run.gpu.job import Job
 from weft.run.gpu.launch import Kernel, Quick, allocator, fresh_text
 from weft.run.gpu.memory import Memory
 from weft.run.gpu.totals import adds_up_rows, column_sums
 from weft.run.gpu.units import NotExpressible, Units
+from weft.run.gpu.variables import Tile
 from weft.run.rowview import cuts_rows, place_of, reads_in_place, row_width
 from weft.run.split import Piece
 from weft.run.views import bases
@@ -186,7 +187,7 @@ def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Quick:
         id(value): Memory(name, row_width(value) or 1, "r" if value.rows is not None else "")
         for name, value in zip(names, [*inputs, *outputs], strict=True)
     }
-    job = Job(units, tile, memory, {}, frozenset(id(value) for value in outputs), overwrites=True)
+    job = Job(units, tile, memory, frozenset(id(value) for value in outputs), overwrites=True)
     job.opening()
     for value in run:
         if value.target not in JOINS or id(value) in job.stored:

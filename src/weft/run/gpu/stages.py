@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from weft.graph.tape import Value
 from weft.run.formulas import JOINS
 from weft.run.gpu.formulas import has_formula
-from weft.run.gpu.job import Job, Tile, Weight
+from weft.run.gpu.job import Job, Weight
 from weft.run.gpu.memory import Bag, Collected, Memory
 from weft.run.gpu.units import MIXING, NotExpressible, Units, tells
+from weft.run.gpu.variables import Tile
 from weft.run.rowview import row_width
 from weft.run.split import Piece
 
@@ -125,7 +126,7 @@ class Stages:
 
     def _job(self, values: list[Value], copied: list[Value], brought: list[Value], stage: int, tile: Tile) -> list[str]:
         memory = {**self.inputs, **self.outputs} if stage else {**self.outputs, **self.inputs}
-        job = Job(self.units, tile, memory, self.weights, frozenset(self.outputs), self.prefix, self.overwrites)
+        job = Job(self.units, tile, memory, frozenset(self.outputs), self.prefix, self.overwrites, weights=self.weights)
         job.opening()
         for value in brought:
             count = self.units.count(value)

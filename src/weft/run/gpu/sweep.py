@@ -18,12 +18,12 @@ from weft.graph.tape import Value
 from weft.plan.plan import Plan
 from weft.run.code import CellCode
 from weft.run.gpu.bind import Binding
-from weft.run.gpu.job import Tile
 from weft.run.gpu.launch import Kernel, current_stream, interpreted
 from weft.run.gpu.stages import Stages
 from weft.run.gpu.sweeptext import Member, sweep_text
 from weft.run.gpu.table import FIXED, WIDTHS, Stretch, columns, step_table, stretches
 from weft.run.gpu.units import NotExpressible
+from weft.run.gpu.variables import Tile
 from weft.run.split import Piece
 from weft.run.typerun import TypeRun
 

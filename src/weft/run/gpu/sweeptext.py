@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.run.gpu.formulas import PRELUDE
-from weft.run.gpu.job import Tile
+from weft.run.gpu.variables import Tile
 
 BARRIER = """
 
