@@ -213,7 +213,7 @@ def assembled(kept: Sequence[Result], count: int, groups: Any, stack: bool, devi
         kinds = iter(example.kinds)
         for leaf in example.leaves:
             if leaf is _VALUE:
-                leaves.append(Value(None, at, next(kinds)))  # type: ignore[arg-type]
+                leaves.append(Value(None, at, next(kinds)))  # type: ignore[arg-type]  # of no tape
                 at += 1
             else:
                 leaves.append(_own(leaf))

@@ -123,9 +123,9 @@ def _writing(func: Any) -> Any:
             if name == "__setitem__" and _is_mask(args[0], target) and _is_single(args[1]):
                 return torch.where(_wide(args[0], target), torch.as_tensor(args[1], dtype=target.dtype), target)
             if twin is not None:
-                result = twin(target, *args, **kwargs)
+                result: Tensor = twin(target, *args, **kwargs)
                 if result.shape == target.shape and torch.can_cast(result.dtype, target.dtype):
-                    return result.to(target.dtype)  # type: ignore[no-any-return]
+                    return result.to(target.dtype)
             target = _drawn_apart(target) if name.endswith(DRAWING) else own_copy(target, (*args, *kwargs.values()))
             func(target, *args, **kwargs)
             return target

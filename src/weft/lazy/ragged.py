@@ -106,12 +106,12 @@ def _scaled(nest: Any, weight: Any) -> Any:
     return build(structure, iter([weight * leaf for leaf in leaves]))
 
 
-_WITH_TORCH = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
+_WITH_TORCH: dict[str, Callable[..., Any]] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
 def _reduce(how: str, column: list[Any]) -> Any:
     first = next((leaf for leaf in column if leaf.__class__ is Value and not leaf._tape.is_over()), None)
     plain = first is not None and all(leaf.__class__ is Value and leaf._kind is first._kind for leaf in column)
     if first is None or not plain or not first.is_floating_point():
-        return _WITH_TORCH[how](torch.stack(column), 0)  # type: ignore[operator]
+        return _WITH_TORCH[how](torch.stack(column), 0)
     return reduce_values(first._tape, how, column, _getframe(2))

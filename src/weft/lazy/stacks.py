@@ -114,7 +114,7 @@ class Stacked(Value):
     def settle(self) -> None:
         """Become a plain value, of which the rows that were given out are views."""
         known, whole = self._known, self._plain()
-        self.__class__, self._ref, self._known = Value, whole._ref, None  # type: ignore[assignment]
+        self.__class__, self._ref, self._known = Value, whole._ref, None  # type: ignore[assignment]  # another class
         if self._tape.values is not None:
             self._tape.values.append(self)
         if known.given_out:

@@ -246,11 +246,11 @@ class Value:
 
     @property
     def real(self) -> Any:
-        return torch.real(self)  # type: ignore[arg-type]
+        return torch.real(self)  # type: ignore[arg-type]  # it is recorded
 
     @property
     def imag(self) -> Any:
-        return torch.imag(self)  # type: ignore[arg-type]
+        return torch.imag(self)  # type: ignore[arg-type]  # it is recorded
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
