@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.calls import CallType
-from weft.graph.capture import Place, fetch
+from weft.graph.capture import Place, Surroundings, fetch
 from weft.graph.cell import discover
 from weft.graph.tracing import tracing
 from weft.lazy.kinds import Kind, kind_of
@@ -230,6 +230,19 @@ class Op:
                 "which takes one after the other, or cut it into larger pieces"
             )
 
+    def gives_the_same(self) -> bool:
+        """Look at the function again, which may have changed: whether the same kinds of tensors come out in the same nest."""
+        now = Op.__new__(Op)
+        now.__dict__.update(self.__dict__, _found=None)
+        try:
+            with _settings_kept(Surroundings().add(*self.owners).modules):
+                now._explore()
+        except FROM_OUTSIDE:
+            raise
+        except Exception:  # whoever calls the function next hears of it
+            return False
+        return all(getattr(now, name) == getattr(self, name) for name in ("outs", "structure", "constants", "views", "random"))
+
     @staticmethod
     def _specs(kinds: Sequence[Kind]) -> tuple[Any, ...]:
         return tuple(kind.spec for kind in kinds)
@@ -242,6 +255,19 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {', '.join(map(repr, (*self.args, *self.feeds)))} -> {', '.join(map(repr, self.outs))}>"
+
+
+@contextmanager
+def _settings_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """What code writes into its modules while it is looked at, a count of its calls for one, is taken back."""
+    before = [(module.__dict__, dict(module.__dict__)) for module in modules]
+    try:
+        yield
+    finally:
+        for now, then in before:
+            now.update({name: value for name, value in then.items() if now.get(name) is not value})
+            for name in now.keys() - then.keys():
+                del now[name]
 
 
 class _Hole:

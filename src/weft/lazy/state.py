@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.graph.calls import CallType, Library
-from weft.graph.capture import Place, Surroundings, fetch
+from weft.graph.capture import Guards, Place, Surroundings, fetch
 from weft.lazy.blame import Site
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Op, Setting, Window
@@ -57,21 +57,36 @@ class World:
         """Numbers that operations at one place were called with, as long as they are few."""
         self.relied: dict[Op, list[tuple[int, Any]]] = {}
         """Where each operation takes the model's tensors from."""
+        self._watched: dict[Op, Guards] = {}
+        """What the modules that operations call are made of."""
+        self._guards: Guards | None = None
+        """The same of all operations together."""
         self._places: dict[tuple[int, Any], tuple[Place, Any]] = {}
         self._tensors: list[Any] = []
         """What lay in these places when the last recording began, or when it came to them."""
 
     def rely_on(self, op: Op) -> None:
         """What was found out about an operation holds while its tensors look as they do now."""
-        for owner in op.owners:
-            places = Surroundings().add(owner).tensors if isinstance(owner, nn.Module) else []
-            places += [owner.place] if isinstance(owner, Window) else []
-            for place in places:
-                key = (id(place[0]), place[1])
-                if key not in self._places:
-                    self._tensors.append(fetch(place))
-                self._places[key] = (place, _look(fetch(place)))
-                self.relied.setdefault(op, []).append(key)
+        called = Surroundings().add(*[owner for owner in op.owners if isinstance(owner, nn.Module)])
+        if called.modules:
+            called.settings = [place for place in called.settings if place[1] != "training"]  # which is part of signatures
+            self._watched[op], self._guards = Guards(called), None
+        for place in (*called.tensors, *[owner.place for owner in op.owners if isinstance(owner, Window)]):
+            key = (id(place[0]), place[1])
+            if key not in self._places:
+                self._tensors.append(fetch(place))
+            self._places[key] = (place, _look(fetch(place)))
+            self.relied.setdefault(op, []).append(key)
+
+    def _gives_the_same(self) -> bool:
+        """Whether modules that are made of something else now still give the same kinds of results."""
+        changed = [op for op, guards in self._watched.items() if not guards.hold()]
+        if not all(op.gives_the_same() for op in changed):
+            return False
+        for op in changed:
+            self.relied.pop(op, None)
+            self.rely_on(op)
+        return True
 
     def replaced(self) -> dict[tuple[int, Any], tuple[Place, Tensor]]:
         """Places where something else lies now than when the recording began, and what it was."""
@@ -82,7 +97,11 @@ class World:
         return {key: (place, before) for (key, (place, _)), now, before in known if now is not before}
 
     def holds(self) -> bool:
-        """Whether all tensors still look the same; where one is another object, calls go the long way once."""
+        """Whether tensors and results still look the same; where a tensor is another object, calls go the long way once."""
+        if self._guards is None:
+            self._guards = Guards.together(list(self._watched.values()))
+        if not self._guards.hold() and not self._gives_the_same():
+            return False
         tensors = [fetch(place) for place, _ in self._places.values()]
         if any(_look(tensor) != look for tensor, (_, look) in zip(tensors, self._places.values(), strict=True)):
             return False
