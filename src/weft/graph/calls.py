@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.graph.cell import Body, discover
+from weft.graph.cell import Body, Signature, discover
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.graph.tracing import tracing
@@ -46,6 +46,18 @@ class CallType:
     def spec(self) -> Spec:
         state = () if self.many is None else ((KEY, self.many),)
         return Spec((("data", self.feeds),), None, state, len(self.args), device=self.device, slots=self.args)
+
+    @property
+    def asked(self) -> dict[Name, TensorSpec]:
+        """What the engine is asked for at every call: arguments, then data."""
+        slots: dict[Name, TensorSpec] = {("slot", at, KEY): spec for at, spec in enumerate(self.args)}
+        return slots | {("feed", "data", number): spec for number, spec in enumerate(self.feeds)}
+
+    @property
+    def signature(self) -> Signature | None:
+        """What the body takes and gives, where that is known without running it."""
+        results = {(number, KEY): spec for number, spec in enumerate(self.outputs)}
+        return None if self.many is not None else Signature(self.asked, (), results)
 
     def engine_body(self) -> Body:
         """The body as the engine asks for it: arguments are slots, data is fed."""

@@ -85,8 +85,8 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
 
 
 @undone
-def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
-    """Run the code once on single tensors: fake ones, or zeros where its path depends on values."""
+def discover(body: Body, spec: Spec, sample: Mapping[Name, Tensor] | None = None) -> Signature:
+    """Run the code once on single tensors: fake or, where its path depends on values, a sample, and zeros for the rest."""
     asked: dict[Name, TensorSpec] = {}
     inputs: dict[Name, Tensor] = {}
     captures: list[Tensor] = []
@@ -96,7 +96,8 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
     def ask(name: Name, wanted: TensorSpec) -> Tensor:
         if name not in inputs:
             asked[name] = wanted
-            inputs[name] = torch.zeros(wanted.shape, dtype=wanted.dtype, device=spec.device)
+            known = None if sample is None else sample.get(name)
+            inputs[name] = torch.zeros(wanted.shape, dtype=wanted.dtype, device=spec.device) if known is None else known.clone()
         return inputs[name]
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def discover(body: Body, spec: Spec, fake: bool = True) -> Signature:
             stand_ins[id(tensor)] = mode.from_tensor(tensor.detach(), static_shapes=True)
         return stand_ins[id(tensor)]
 
-    if fake:
+    if sample is None:
         with _quiet(), mode, torch.no_grad(), CellMode(stand_in):
             outputs = dict(body(OneRow(spec, ask)))
         outputs = {name: stand_in(value) for name, value in outputs.items()}
@@ -160,7 +161,7 @@ def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Sig
         with undisturbed(surroundings):
             return discover(body, spec), surroundings
     except Disturbed:
-        discover(body, spec, fake=False)
+        discover(body, spec, {})
     surroundings = Surroundings().add(*surroundings.roots)
     with undisturbed(surroundings):
         return discover(body, spec), surroundings
@@ -181,9 +182,13 @@ def trace_plainly(
     reason: str,
     foreseen: Mapping[Name, TensorSpec],
     groups: Sequence[Sequence[int]] | None = None,
+    signature: Signature | None = None,
 ) -> Trace:
-    """The slower way for a cell that cannot be traced: batched by vmap as it is, else row by row."""
-    signature = discover(body, spec, fake=False)
+    """The slower way for a cell that cannot be traced: batched by vmap as it is, else row by row.
+
+    Without a `signature` the code runs once on zeros to find it.
+    """
+    signature = signature or discover(body, spec, {})
     asked = {**signature.asked, **foreseen}
     found = {id(fetch(place)): place for place in reversed(surroundings.tensors) if fetch(place).requires_grad}
     places = tuple(reversed(found.values()))

@@ -17,7 +17,7 @@ from weft.lazy.changes import version_of
 from weft.lazy.constants import Constant
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
-from weft.lazy.ops import Arg, Captured, Feed, NeedsValue, Op, Window, holes_filled
+from weft.lazy.ops import Arg, Captured, Feed, NeedsRow, NeedsValue, Op, Window, holes_filled
 from weft.lazy.quick import remember, short
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
@@ -62,6 +62,7 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
             entry = new_entry(tape, func, args, kwargs, key, place, tape.site(frame), _name(func))
         except NeedsValue:
             return _with_tensors(func, args, kwargs)
+        _, refs, feeds, _ = looked_up(tape, [func], args, kwargs, frame)  # what is pending may have run to find it
     remember(tape, head, given, frame, entry)
     is_fed = args is not written and func not in ROOTS
     if name is not None and entry.single is not None and not kwargs and (is_fed or not feeds):
@@ -113,10 +114,19 @@ def new_entry(
         signature = (*signature, torch.get_default_dtype())
     op = ops.get(signature)
     if op is None:
-        found = Found([], [], [])
+        found = Found()
         template = (tuple(found.template(tape, part) for part in args), {k: found.template(tape, v) for k, v in kwargs.items()})
-        with tape.pause(), _ambient_autocast(tape):
-            op = Op(name, func, template, found.args, found.feeds, tape.setting, (*owners, *found.owners), tape.device, is_cell)
+
+        def made(row: Sequence[Tensor] | None = None) -> Op:
+            everyone = (*owners, *found.owners)
+            with tape.pause(), _ambient_autocast(tape):
+                return Op(name, func, template, found.args, found.feeds, tape.setting, everyone, tape.device, is_cell, row)
+
+        try:
+            op = made()
+        except NeedsRow:
+            row = () if tape.is_kept or tape.is_portable else [realised(item) for item in found.given]
+            op = ops.get(signature) or made(row)  # another example may have come here while this one waited
         if len(_shared) > MOST_SHARED:
             _shared.clear()
         op = ops.setdefault(signature, op)
@@ -223,20 +233,29 @@ def _walk_object(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: 
 class Found:
     """What a call's arguments hold, in the order in which `walk` meets it."""
 
-    def __init__(self, args: list[Kind], feeds: list[Kind], owners: list[object]) -> None:
-        self.args, self.feeds, self.owners = args, feeds, owners
+    def __init__(self) -> None:
+        self.args: list[Kind] = []
+        self.feeds: list[Kind] = []
+        self.owners: list[object] = []
+        self._given: tuple[list[Any], list[Any]] = [], []
+
+    @property
+    def given(self) -> list[Any]:
+        """The arguments themselves, then what is fed."""
+        return [*self._given[0], *self._given[1]]
 
     def template(self, tape: Tape, item: Any) -> Any:
         cls = item.__class__
         if isinstance(item, Value):
             if isinstance(item, Constant) or (cls is Value and item._tape is not tape):
-                return self._fed(item._kind)
+                return self._fed(item, item._kind)
             self.args.append(item._kind)
+            self._given[0].append(item)
             return Arg(len(self.args) - 1)
         if isinstance(item, Tensor):
             place = tape.state.place_of(item)
             if place is None:
-                return self._fed(kind_of(item.shape, item.dtype))
+                return self._fed(item, kind_of(item.shape, item.dtype))
             self.owners.append(Window(place))
             return Captured(place)
         if cls is tuple or cls is list:
@@ -254,8 +273,9 @@ class Found:
             self.owners.append(item)
         return item
 
-    def _fed(self, kind: Kind) -> Feed:
+    def _fed(self, item: Any, kind: Kind) -> Feed:
         self.feeds.append(kind)
+        self._given[1].append(item)
         return Feed(len(self.feeds) - 1)
 
 

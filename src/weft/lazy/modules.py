@@ -113,6 +113,7 @@ def record_owned(
         func = func if head is func else Frozen(func) if values else frozen(func)
         owners = (_NOBODY, func)
         entry = new_entry(tape, func, args, kwargs, key, place, tape.site(frame), name, owners, is_cell=True)
+        _, refs, feeds, _ = looked_up(tape, called[:3], args, kwargs, frame)  # what is pending may have run to find it
     if not kwargs:
         if module is None:
             remember(tape, head, args, frame, entry)

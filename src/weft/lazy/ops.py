@@ -135,6 +135,10 @@ class NeedsValue(Exception):
     """What comes out depends on values: how long it is, or a Python number."""
 
 
+class NeedsRow(Exception):
+    """Fake tensors do not tell what comes out; the tensors of one call do."""
+
+
 class Op:
     """One signature of a function. `outs` are the kinds of the tensors that it gives; `shape` says in what nest they come."""
 
@@ -152,7 +156,9 @@ class Op:
         owners: Sequence[object] = (),
         device: str = "cpu",
         is_cell: bool = False,
+        row: Sequence[Tensor] | None = None,
     ) -> None:
+        """`row`: the tensors of one call, arguments first, to try where fake ones do not tell; none: zeros."""
         self.name, self.func, self.template, self.setting, self.device = name, func, template, setting, device
         self.args, self.feeds, self.owners, self.is_cell = tuple(args), tuple(feeds), tuple(owners), is_cell
         self.many: Kind | None = None
@@ -164,7 +170,7 @@ class Op:
         """For each output the argument that it is a view of, or -1."""
         self.views_model = name in VIEWS and not args and any(isinstance(part, Captured) for part in template[0])
         self._found: tuple[Any, ...] | None = None
-        self._explore()
+        self._explore(row)
 
     def run(self, args: Sequence[Tensor], feeds: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that come out, in a flat list."""
@@ -199,8 +205,8 @@ class Op:
         count = len(self.args)
         return self.run(given[:count], given[count:])
 
-    def _explore(self) -> None:
-        """Find out what comes out, on fake tensors."""
+    def _explore(self, row: Sequence[Tensor] | None) -> None:
+        """Find out what comes out, on fake tensors if they tell."""
         probe = CallType(self.name, self.body, self._specs(self.args), self._specs(self.feeds), device=self.device)
         watch = _Watch()
 
@@ -220,8 +226,11 @@ class Op:
             except Exception:  # of real tensors torch speaks in its own words, if it is an error there, too
                 found = None
             if found is None:
+                if row is None and self.name not in UNCHECKED:
+                    raise NeedsRow
                 self._found = None
-                found = discover(probe.engine_body(), probe.spec, fake=False).outputs
+                sample = dict(zip(probe.asked, row or (), strict=False))
+                found = discover(probe.engine_body(), probe.spec, sample).outputs
         self.random = watch.random
         self.outs = tuple(kind_of(spec.shape, spec.dtype) for spec in found.values())
         if len(self.outs) > LOW:

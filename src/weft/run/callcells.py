@@ -50,7 +50,7 @@ class Cells:
         except TraceError as error:
             reason = str(error)
         foreseen = {} if kind.many is None else self.foreseen
-        made = trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups)
+        made = trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups, kind.signature)
         if t not in self.warned:
             self.warned.add(t)
             warnings.warn(f"{kind.name}: {made.fallback}", FallbackWarning, stacklevel=2)

@@ -1,0 +1,82 @@
+"""What fake tensors do not tell is found out with the tensors of the first example, never with made-up numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from lazy_parts import assert_equals_loop
+
+pytestmark = pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
+
+
+def grows(h: Tensor) -> Tensor:
+    for _ in range(50):
+        if h.norm() >= 10:
+            return h
+        h = h * 2
+    raise AssertionError("zeros never grow")
+
+
+def divides(h: Tensor) -> Tensor:
+    return h / (1 / int(h.detach().abs().sum() * 1000))
+
+
+def insists(h: Tensor) -> Tensor:
+    assert h.abs().sum() > 0
+    return h * 2
+
+
+def inverts(h: Tensor) -> Tensor:
+    return torch.linalg.inv(torch.diag(h) * float(h.detach().abs().max()))
+
+
+def picks(h: Tensor) -> Tensor:
+    return h[torch.nonzero(h)[0, 0]]
+
+
+def layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 3).double()
+
+
+X = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.1, -0.7], [2.0, 2.0, 1.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("fn", [grows, divides, insists, inverts, picks])
+def test_a_cell_that_depends_on_values_never_sees_zeros(fn: Callable[[Tensor], Tensor]) -> None:
+    linear, cell = layer(), weft.cell(fn)
+    assert_equals_loop(lambda x: cell(linear(x)), X)
+
+
+def masked(h: Tensor, out: Tensor) -> Tensor:
+    out[h > 0] = h[h > 0]
+    return out
+
+
+def leaky(h: Tensor, out: Tensor) -> Tensor:
+    h = h * 1
+    h[h < 0] *= 0.1
+    return h + out
+
+
+def counted(h: Tensor, out: Tensor) -> Tensor:
+    out[h > 0] += 1.0
+    return out * h
+
+
+@pytest.mark.parametrize("fn", [masked, leaky, counted])
+def test_parts_chosen_by_a_mask_are_written(fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+    linear = layer()
+    assert_equals_loop(lambda x: fn(linear(x), torch.zeros(3, dtype=torch.float64)), X)
+
+
+def test_where_nothing_may_run_a_cell_is_looked_at_with_zeros() -> None:
+    linear, cell = layer(), weft.cell(lambda h: h * 2 if h.sum() > 0 else h - 1)
+    net = weft.batched(lambda row: cell(linear(X[row])), cache=True)
+    for _ in range(2):
+        assert torch.allclose(net([0, 1, 2]), torch.stack([cell(linear(x)) for x in X]))
