@@ -170,7 +170,8 @@ class Op:
         """For each output the argument that it is a view of, or -1."""
         self.views_model = name in VIEWS and not args and any(isinstance(part, Captured) for part in template[0])
         self._found: tuple[Any, ...] | None = None
-        self._explore(row)
+        self._row = None if row is None else tuple(tensor.detach().clone() for tensor in row)
+        self._explore()
 
     def run(self, args: Sequence[Tensor], feeds: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that come out, in a flat list."""
@@ -205,7 +206,7 @@ class Op:
         count = len(self.args)
         return self.run(given[:count], given[count:])
 
-    def _explore(self, row: Sequence[Tensor] | None) -> None:
+    def _explore(self) -> None:
         """Find out what comes out, on fake tensors if they tell."""
         probe = CallType(self.name, self.body, self._specs(self.args), self._specs(self.feeds), device=self.device)
         watch = _Watch()
@@ -226,10 +227,10 @@ class Op:
             except Exception:  # of real tensors torch speaks in its own words, if it is an error there, too
                 found = None
             if found is None:
-                if row is None and self.name not in UNCHECKED:
+                if self._row is None and self.name not in UNCHECKED:
                     raise NeedsRow
                 self._found = None
-                sample = dict(zip(probe.asked, row or (), strict=False))
+                sample = dict(zip(probe.asked, self._row or (), strict=False))
                 found = discover(probe.engine_body(), probe.spec, sample).outputs
         self.random = watch.random
         self.outs = tuple(kind_of(spec.shape, spec.dtype) for spec in found.values())
