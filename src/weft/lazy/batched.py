@@ -117,6 +117,9 @@ class Batched:
         return known_leaves(tape, stacked)
 
 
+Batched.__call__ = torch.compiler.disable(Batched.__call__)  # type: ignore[method-assign]  # to torch.compile a graph break
+
+
 class Recorder:
     """One call of a batched function: record, run, put the results together."""
 
