@@ -20,7 +20,7 @@ import weft.nn
 from kernel_parts import watch_recipes
 from weft.api import modelcache
 from weft.plan.schedule import PlanCache
-from weft.run.nativeexecution import NativeExecution
+from weft.run.cpu.execution import NativeExecution
 from weft.testing import assert_equivalent
 
 torch.set_num_threads(1)

@@ -13,7 +13,8 @@ from torch import Tensor
 from weft.cc import build, compiler
 from weft.graph.logsigmoid import log_sigmoid_backward, without_buffers
 from weft.graph.tape import Rows, Tape, Value
-from weft.run import ctext, formulas
+from weft.run import formulas
+from weft.run.cpu import formulas as in_c
 from weft.run.gpu.formulas import has_formula as kernels_have
 from weft.run.gpu.launch import has_triton, interpreted
 from weft.run.gpu.pointwise import fused
@@ -153,12 +154,12 @@ def assert_same(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("op", "arguments"), EVERY, ids=NAMES)
 def test_in_c(op: Any, arguments: tuple[Any, ...], dtype: torch.dtype) -> None:
     value, values, tensors, expected = call(op, arguments, dtype)
-    if not ctext.has_formula(value) or any(rows.dtype is not dtype for rows in tensors):
+    if not in_c.has_formula(value) or any(rows.dtype is not dtype for rows in tensors):
         pytest.skip("C has no such formula")
     pointers = "".join(f", const real *{one.name}" for one in values)
-    text = ctext.pointwise(value, lambda one: f"{one.name}[i]")
+    text = in_c.pointwise(value, lambda one: f"{one.name}[i]")
     source = (
-        f"{ctext.PRELUDE[dtype]}\nvoid all(long n, real *out{pointers}) {{ for (long i = 0; i < n; i++) out[i] = {text}; }}\n"
+        f"{in_c.PRELUDE[dtype]}\nvoid all(long n, real *out{pointers}) {{ for (long i = 0; i < n; i++) out[i] = {text}; }}\n"
     )
     function, out = build(str(compiler()), source).all, torch.empty_like(expected)
     function(ctypes.c_long(out.numel()), *(ctypes.c_void_p(rows.data_ptr()) for rows in (out, *tensors)))
@@ -202,12 +203,12 @@ def test_what_has_no_formula_in_this_form_has_none() -> None:
 def test_other_powers_are_left_to_torch(power: float) -> None:
     """The logarithm of a negative number is none, but its whole powers are numbers."""
     value = Value("y", aten.pow.Tensor_Scalar, (Value("x", None, shape=SHAPE, dtype=torch.float64), power), {}, SHAPE)
-    assert not ctext.has_formula(value)
+    assert not in_c.has_formula(value)
 
 
 def test_one_to_any_power_is_left_to_torch() -> None:
     value = Value("y", aten.pow.Scalar, (1.0, Value("x", None, shape=SHAPE, dtype=torch.float64)), {}, SHAPE)
-    assert not ctext.has_formula(value)
+    assert not in_c.has_formula(value)
 
 
 def test_the_buffer_of_logsigmoid_is_not_read_whatever_its_size() -> None:

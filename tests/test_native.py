@@ -12,8 +12,9 @@ from torch import nn
 import weft
 from kernel_parts import poison_memory
 from weft import cc
-from weft.run import kernel, native, parallel, spare
-from weft.run.ctext import PRELUDE
+from weft.run import spare
+from weft.run.cpu import kernel, parallel, pointwise
+from weft.run.cpu.formulas import PRELUDE
 from weft.testing import assert_equivalent, random_structure
 
 COMPILER = cc.compiler()
@@ -88,14 +89,14 @@ def test_pointwise_operations_run_in_kernels_and_agree() -> None:
 
 
 def test_without_a_compiler_the_same_pieces_run_as_torch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "compiler", lambda: None)
+    monkeypatch.setattr(pointwise, "compiler", lambda: None)
     model, graph = Gated().double(), weft.Graph.chain(6)
     assert_equivalent(model, graph, torch.randn(6, 5, dtype=torch.float64), policies=["auto"])
     assert "kernel0(" not in sources(model)
 
 
 def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "kernel_text", lambda *args: "this is not C\n")
+    monkeypatch.setattr(pointwise, "kernel_text", lambda *args: "this is not C\n")
     model, graph = Gated().double(), weft.Graph.chain(6)
     assert_equivalent(model, graph, torch.randn(6, 5, dtype=torch.float64), policies=["auto"])
     assert "kernel0(" not in sources(model)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.run import code, walk
+from weft.run import code
+from weft.run.cpu import walk
 from weft.testing import random_structure
 
 torch.set_num_threads(1)

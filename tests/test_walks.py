@@ -15,9 +15,9 @@ import weft
 import weft.nn
 from weft import cc
 from weft.run.code import CellCode
+from weft.run.cpu.walk import Walk, dense
+from weft.run.cpu.walktext import LEAST_ROWS, MANY_ROWS
 from weft.run.recipe import Recipe
-from weft.run.walk import Walk, dense
-from weft.run.walktext import LEAST_ROWS, MANY_ROWS
 from weft.testing import assert_equivalent, random_structure
 
 D = 6

@@ -14,13 +14,13 @@ from weft.plan.plan import Group
 from weft.plan.returns import steps_that_return
 from weft.run.collect import Collecting
 from weft.run.columns import Column, Listed, blocks
+from weft.run.cpu.walking import Walking, in_runs, walkable
 from weft.run.emit import Code
 from weft.run.gather import Action, Gathering, addresses, through_index
 from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.sweep import by_one_kernel
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
-from weft.run.walking import Walking, in_runs, walkable
 
 if TYPE_CHECKING:
     from weft.run.backward import Backward

@@ -19,6 +19,7 @@ from weft.plan.plan import Group, Plan, Read
 from weft.run.backsteps import BackSteps
 from weft.run.collect import Collecting, pull_all
 from weft.run.columns import blocks
+from weft.run.cpu.walking import run_piece
 from weft.run.emit import Code
 from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.sweep import Walk
@@ -27,7 +28,6 @@ from weft.run.somerows import SomeRows
 from weft.run.spare import Spare
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
-from weft.run.walking import run_piece
 
 Given = dict[tuple[int, Name], Tensor | SomeRows]
 """Gradients of outputs from outside, by (type, output name), rows in type order."""

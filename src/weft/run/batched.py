@@ -10,9 +10,9 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.run.call import Call
+from weft.run.cpu.execution import NativeExecution
 from weft.run.execution import Execution
 from weft.run.gpu.execution import GpuExecution
-from weft.run.nativeexecution import NativeExecution
 
 _C: Any = torch._C
 _autograd: Any = _C._autograd

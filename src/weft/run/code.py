@@ -11,13 +11,13 @@ import torch
 
 from weft.graph.tape import Name, Tape, Value
 from weft.run.compiled import compile_piece
+from weft.run.cpu.pointwise import addressed, emit_native
+from weft.run.cpu.walk import Walk, make_walk
 from weft.run.emit import Code, emit, needed_part
 from weft.run.gpu.pointwise import emit_triton, fuses
-from weft.run.native import addressed, emit_native
 from weft.run.spare import Spare
 from weft.run.split import PER_STEP, Split, split
 from weft.run.thrift import Thrift
-from weft.run.walk import Walk, make_walk
 
 ELSEWHERE = ("ct", "feed", "capture", "seg", "filled", "count")
 """Inputs that need not be kept between the passes: backward is given them, or finds them where forward did."""

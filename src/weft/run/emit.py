@@ -42,7 +42,7 @@ class Code:
     fused: frozenset[str] = frozenset()
     """Names of values that generated kernels compute, each of them reading all it needs before it writes."""
     walk: Any = None
-    """The piece as a function over all steps (`weft.run.walk`), where there is one."""
+    """The piece as a function over all steps (`weft.run.cpu.walk`), where there is one."""
 
 
 def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True, leave_out: Iterable[Value] = ()) -> Code:

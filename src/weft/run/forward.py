@@ -11,12 +11,12 @@ from torch import Tensor
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group, Plan
 from weft.run.columns import Addresses, Column, Countable, blocks
+from weft.run.cpu.walking import Walking, in_runs, run_piece, walkable
 from weft.run.gather import Action, Gathering, Rows, addresses, through_index
 from weft.run.gpu.forwardsweep import sweep_forward
 from weft.run.gpu.sweep import by_one_kernel
 from weft.run.indices import ReadIndex
 from weft.run.typerun import TypeRun
-from weft.run.walking import Walking, in_runs, run_piece, walkable
 
 
 def run_forward(plan: Plan, runs: dict[int, TypeRun]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.run.nativetypes import NativeTypeText
+from weft.run.cpu.recipetypes import NativeTypeText
+from weft.run.cpu.walk import Walk
+from weft.run.cpu.walking import walk_rows
 from weft.run.recipeback import BackText
-from weft.run.walk import Walk
-from weft.run.walking import walk_rows
 
 
 def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = None, out: Tensor | None = None) -> Tensor:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
+from weft.run.cpu.walk import Walk, dense
 from weft.run.emit import Code
 from weft.run.forward import kept
 from weft.run.indices import Indices
 from weft.run.recipe import NoRecipe, Writer
 from weft.run.recipetypes import TypeText
 from weft.run.typerun import MANY_STEPS, TypeRun
-from weft.run.walk import Walk, dense
 
 CONSTANT = "0, 0"
 """The end of a line whose number is the same in every step."""

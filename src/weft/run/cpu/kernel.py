@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from weft.graph.tape import Value, operands
-from weft.run.ctext import LANES, PRELUDE, pointwise
+from weft.run.cpu.formulas import LANES, PRELUDE, pointwise
 from weft.run.formulas import JOINS
 from weft.run.rowview import place_of, row_width
 

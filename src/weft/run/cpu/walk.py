@@ -21,11 +21,11 @@ from torch import Tensor
 
 from weft.cc import build, compiler
 from weft.graph.tape import Value
-from weft.run.ctext import PRELUDE
-from weft.run.kernel import TooManySegments
-from weft.run.parallel import WORTH
+from weft.run.cpu.formulas import PRELUDE
+from weft.run.cpu.kernel import TooManySegments
+from weft.run.cpu.parallel import WORTH
+from weft.run.cpu.walktext import NoWalk, WalkText, rounded
 from weft.run.split import Piece
-from weft.run.walktext import NoWalk, WalkText, rounded
 
 
 @dataclass(frozen=True, eq=False)

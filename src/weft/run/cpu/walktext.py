@@ -4,7 +4,7 @@
         for some hundred rows at a time:
             copy what is gathered
             products, by the library that torch itself uses
-            kernels, the pointwise runs of `weft.run.native`
+            kernels, the pointwise runs of `weft.run.cpu.pointwise`
             sums over edges
 
 What one operation leaves, the next finds in the cache: rows that others do not depend on go through all operations together.
@@ -19,10 +19,10 @@ import torch
 
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
-from weft.run.ctext import PRELUDE, c_text
+from weft.run.cpu.formulas import PRELUDE, c_text
+from weft.run.cpu.kernel import kernel_text
+from weft.run.cpu.pointwise import fuses, input_of, outward, phases, read_by
 from weft.run.emit import needed_part
-from weft.run.kernel import kernel_text
-from weft.run.native import fuses, input_of, outward, phases, read_by
 from weft.run.rowview import place_of, row_width
 from weft.run.split import Piece
 from weft.run.views import bases, is_free

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from weft.run.backward import Backward
+from weft.run.cpu.recipeback import NativeBackText, fresh
+from weft.run.cpu.recipeforward import NativeForwardText
+from weft.run.cpu.walking import watched
 from weft.run.execution import Execution
-from weft.run.nativeback import NativeBackText, fresh
-from weft.run.nativerecipe import NativeForwardText
 from weft.run.recipe import MOST_RECIPES, Recipe, written
 from weft.run.recipeforward import Saved
-from weft.run.walking import watched
 
 
 class NativeExecution(Execution):

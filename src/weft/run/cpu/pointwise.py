@@ -21,11 +21,11 @@ import torch
 
 from weft.cc import build, compiler
 from weft.graph.tape import Value, operands
-from weft.run.ctext import PRELUDE, has_formula
+from weft.run.cpu.formulas import PRELUDE, has_formula
+from weft.run.cpu.kernel import Input, TooManySegments, kernel_text
+from weft.run.cpu.parallel import over_rows
 from weft.run.emit import Code, Emitter
 from weft.run.formulas import JOINS
-from weft.run.kernel import Input, TooManySegments, kernel_text
-from weft.run.parallel import over_rows
 from weft.run.rowview import place_of, row_width
 from weft.run.spare import Spare
 from weft.run.split import Piece

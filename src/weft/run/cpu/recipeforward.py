@@ -12,14 +12,14 @@ from torch import Tensor
 
 from weft.graph.tape import Value
 from weft.plan.plan import Group
+from weft.run.cpu.recipetypes import ForwardTypeText, go
+from weft.run.cpu.walk import Walk
+from weft.run.cpu.walking import in_runs
 from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
-from weft.run.nativetypes import ForwardTypeText, go
 from weft.run.recipe import NoRecipe, Writer
 from weft.run.recipeforward import ForwardText
 from weft.run.recipetypes import TypeText
-from weft.run.walk import Walk
-from weft.run.walking import in_runs
 from weft.run.wanted import Wanted
 
 

@@ -1,4 +1,4 @@
-"""The C text of pointwise operations (`run/formulas.py`): the functions that their formulas use are in `run/c`."""
+"""The C text of pointwise operations (`run/formulas.py`): the functions that their formulas use are in `run/cpu/c`."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from weft.graph.tape import Value
 from weft.run.columns import Address, Addresses, Countable, Cut, Listed, Same
+from weft.run.cpu.walk import Walk, dense
 from weft.run.emit import Code
 from weft.run.gather import addresses
 from weft.run.indices import ReadIndex
 from weft.run.spare import Spare
 from weft.run.typerun import TypeRun
-from weft.run.walk import Walk, dense
 
 T = TypeVar("T")
 

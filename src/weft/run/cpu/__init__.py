@@ -1,0 +1,1 @@
+"""Functions for a CPU, written in C and generated from traced cells."""
