@@ -18,8 +18,9 @@ from weft.lazy.changes import check_shown, check_unchanged
 from weft.lazy.collating import RecordedBatch, collated, run_recorded
 from weft.lazy.empty import empty, remember, signature
 from weft.lazy.fibers import Fibers
-from weft.lazy.flush import Flush
+from weft.lazy.flush import Flush, parted
 from weft.lazy.given import known_leaves
+from weft.lazy.gradients import are_trained
 from weft.lazy.nests import Structure
 from weft.lazy.patches import UndoRecording
 from weft.lazy.pools import places_of
@@ -193,7 +194,8 @@ def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) ->
     sources, rows = places_of(tape.results, wanted[:earlier].tolist())
     for number in np.flatnonzero(np.bincount(sources)).tolist():
         at = np.flatnonzero(sources == number)
-        found.append(Group(at.astype(np.int32), tape.sources[number].take(rows[at])))
+        taken = Group(at.astype(np.int32), tape.sources[number].take(rows[at]))
+        found += parted(taken, are_trained(tape, wanted[at].tolist())) if taken.rows.requires_grad else [taken]
     return found
 
 

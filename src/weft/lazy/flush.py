@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +13,10 @@ from torch import Tensor
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
 from weft.graph.uncast import cat
 from weft.lazy.blame import WITHIN, name_example, name_site
-from weft.lazy.chains import LOW, Longs
+from weft.lazy.chains import LOW, Flags, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
-from weft.lazy.gradients import cuts, grad_flags, is_trained
+from weft.lazy.gradients import bits_at, reaches, trained_outputs
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Leftover
 from weft.lazy.ops import Feed, Op
@@ -60,6 +59,17 @@ class Merged:
     """In which order the results that are handed in are."""
 
 
+def parted(group: Group, trained: Flags) -> list[Group]:
+    """The results that are trained, and the others without gradients."""
+    if trained.all():
+        return [group]
+    if not trained.any():
+        return [Group(group.at, group.rows.detach())]
+    places = (torch.from_numpy(np.flatnonzero(flags)).to(group.rows.device) for flags in (trained, ~trained))
+    rows = (group.rows.index_select(0, next(places)), group.rows.detach().index_select(0, next(places)))
+    return [Group(group.at[trained], rows[0]), Group(group.at[~trained], rows[1])]
+
+
 class Flush:
     """One flush of a tape: its programs, and where its references are in them."""
 
@@ -72,7 +82,7 @@ class Flush:
             wanted = np.append(wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]], left.used)
             self.wanted = np.unique(wanted)
         self._find_handed()
-        self._flags: Any = None
+        self._trained: Longs | None = None
 
     def _find_handed(self) -> None:
         """Which results of earlier flushes are used, and where they are."""
@@ -157,29 +167,19 @@ class Flush:
         programs, wanted = self.programs(final)
         library = self.state.library
         found = run_blaming(library, programs, wanted, options, self.blame, final)
-        return found if not self._cuts_gradients() else [part for group in found for part in self._detached(group)]
+        return [part for group in found for part in self._told_apart(group)] if final else found
 
-    def _detached(self, group: Group) -> list[Group]:
-        """What was recorded without gradients has none, whatever the engine ran it with."""
+    def _told_apart(self, group: Group) -> list[Group]:
+        """Results that require gradients, and those that would not in the loop, whatever the engine ran them with."""
         if not group.rows.requires_grad:
             return [group]
-        calls = (self.wanted[group.at] - self.tape.floor) >> OUTPUT_BITS
-        types = {self.tape.type[call] for call in calls.tolist()}
-        if all(is_trained(self.state.fines[number]) for number in types):
-            return [group]
-        if self._flags is None:
-            self._flags = grad_flags(self.tape)
-        trained = self._flags[calls]
-        if trained.all():
-            return [group]
-        if not trained.any():
-            return [Group(group.at, group.rows.detach())]
-        rows = group.rows[torch.from_numpy(np.flatnonzero(trained))]
-        others = group.rows.detach()[torch.from_numpy(np.flatnonzero(~trained))]
-        return [Group(group.at[trained], rows), Group(group.at[~trained], others)]
-
-    def _cuts_gradients(self) -> bool:
-        return any(cuts(self.state.fines[number]) for number in set(self.tape.type))
+        refs = self.wanted[group.at] - self.tape.floor
+        if self._trained is None:
+            calls = self.recorded if self.left is None else self.left.calls
+            if bits_at(reaches(self.tape, calls.type[refs >> OUTPUT_BITS])[0], refs).all():
+                return [group]
+            self._trained = trained_outputs(self.tape, calls, self.tape.imported_refs, self.tape.data)
+        return parted(group, bits_at(self._trained[refs >> OUTPUT_BITS], refs))
 
     def _keep(self, groups: Sequence[Group], plain: bool) -> None:
         tape = self.tape

@@ -1,19 +1,42 @@
-"""Whether a value depends on something that requires gradients: asked rarely, so found by reading the tape when asked."""
+"""Which values require gradients: what the loop would say of them, found by reading the tape.
+
+The engine differentiates a flush as a whole, and results of one kind come out of it together. So what was detached, compared,
+or made of given numbers alone is told apart here. An operation has gradients of its own, by the parameters that it uses, or
+passes on those of its arguments, output by output.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from weft.errors import FROM_OUTSIDE
 from weft.graph.capture import Surroundings, fetch
-from weft.lazy.chains import Flags, Layout
+from weft.lazy.chains import Flags, Layout, Longs, Recorded
 from weft.lazy.ops import Op
-from weft.lazy.pools import ROW, ROW_BITS
-from weft.lazy.taken import calls_of
+from weft.lazy.taken import calls_from, calls_of
 from weft.lazy.tape import Tape
-from weft.lazy.value import STEP, Value
+from weft.lazy.value import LOW, STEP, Value
+
+Reach = tuple[int, int]
+"""Two sets of outputs, as bits: those with gradients of their own, and those with gradients if an argument has them."""
+
+LAST = 62
+"""The bit that stands for all further outputs."""
+
+WITHOUT = frozenset(
+    "detach zeros_like ones_like full_like full_like_of empty_like rand_like randn_like randint_like new_zeros new_ones "
+    "new_full new_empty new_tensor".split()
+)
+"""Functions that give tensors without gradients, whatever they are given."""
+
+ROUNDS = 16
+"""So often all calls are looked at together; what depends on more calls in a row is followed call by call."""
 
 
 def requires_grad(tape: Tape, value: Value) -> bool:
@@ -23,76 +46,142 @@ def requires_grad(tape: Tape, value: Value) -> bool:
         return False if isinstance(plain, Tensor) else requires_grad(tape, plain)
     tape.put_back()
     value = tape.settled(value)
-    if not (value.dtype.is_floating_point or value.dtype.is_complex) or not tape.ambient_grad:
+    if not _is_differentiable(value.dtype) or not tape.ambient_grad:
         return False
     if tape.ended is not None or value._ref < tape.floor:
-        return tape.tensor(value).requires_grad
-    flags = grad_flags(tape)
-    return bool(flags[(value._ref - tape.floor) // STEP])
+        tape.result(value)
+        return bool(are_trained(tape, [value._ref])[0])
+    found = trained_outputs(tape, calls_of(tape), tape.imported_refs, tape.data)[(value._ref - tape.floor) // STEP]
+    return bool(bits_at(found, np.array(value._ref)))
 
 
-def grad_flags(tape: Tape) -> Flags:
-    """For every call since the last flush, whether what it gives requires gradients, as far as is known."""
-    calls = calls_of(tape)
-    layout = Layout(calls, *tape.state.widths())
-    types, owner = calls.type, layout.consumer
-    present = np.flatnonzero(np.bincount(types)).tolist()
-    always = np.zeros((len(tape.state.fines), 2), bool)
-    """For each type: whether its results are always trained, and whether arguments decide."""
-    for number in present:
-        always[number] = _known(tape.state.fines[number])
-    flags: Flags = always[types, 0]
-    is_open: Flags = always[types, 1]
-    for number in present:
-        trained = [_trained(row) for row in tape.data.get(number, ())]
-        if any(trained) and always[number].any():
-            flags[types == number] |= np.array(trained).reshape(-1, len(tape.state.fines[number].feeds)).any(1)
-    given = layout.handed & is_open[owner]
-    flags[owner[given][_trained_results(tape)[-calls.arguments[given] - 1]]] = True
-    inside = ~layout.handed & is_open[owner]
-    producer, owner = layout.producer[inside], owner[inside]
-    while True:
-        fresh = owner[flags[producer] & ~flags[owner]]
-        if not len(fresh):
-            return flags
-        flags[fresh] = True
-
-
-def _trained_results(tape: Tape) -> Flags:
-    """Which of the results of earlier flushes that are handed in require gradients."""
-    places = np.array([tape.results.get(ref, -1) for ref in tape.imported_refs], np.int64)
-    found = np.zeros(len(places), bool)
-    source = places >> ROW_BITS
-    for number in np.unique(source[source >= 0]).tolist():
-        at = np.flatnonzero(source == number)
-        found[at] = tape.sources[number].are_trained(places[at] & ROW)
+def are_trained(tape: Tape, refs: Sequence[int]) -> Flags:
+    """Which of these results of earlier flushes, or of these given tensors, require gradients."""
+    found = np.zeros(len(refs), bool)
+    given = [at for at, ref in enumerate(refs) if ref < 0 and ref in tape.results]
+    found[given] = [tape.found(refs[at])[0].rows.requires_grad for at in given]
+    at = np.flatnonzero(np.array(refs, np.int64) >= 0)
+    if not len(at):
+        return found
+    floors = [segment[0] for segment in tape.past]
+    chosen = np.array(refs, np.int64)[at]
+    segments = np.searchsorted(floors, chosen, "right") - 1
+    types = [tape.past[k][1][(ref - floors[k]) // STEP] for k, ref in zip(segments.tolist(), chosen.tolist(), strict=True)]
+    found[at] = bits_at(reaches(tape, np.array(types))[0], chosen)
+    if found[at].all():
+        return found
+    _read_past(tape, int(segments.max()))
+    bits = [tape.trained[k][(ref - floors[k]) // STEP] for k, ref in zip(segments.tolist(), chosen.tolist(), strict=True)]
+    found[at] = bits_at(np.array(bits, np.int64), chosen)
     return found
 
 
-def _known(op: Op) -> tuple[bool, bool]:
-    """Whether what an operation gives is always trained, and whether its arguments decide."""
-    trained = is_trained(op)
-    return trained, not trained and not cuts(op)
+def _read_past(tape: Tape, last: int) -> None:
+    """Find out which outputs of the calls up to a flush are trained, flush by flush: they use nothing but earlier ones."""
+    while len(tape.trained) <= last:
+        floor, types, arguments, further, imports, data = tape.past[len(tape.trained)]
+        tape.trained.append(trained_outputs(tape, calls_from(floor, types, arguments, further), imports, data))
 
 
-def cuts(op: Op) -> bool:
-    """Whether what an operation gives has no gradients, whatever it is given."""
-    return op.setting.detached or op.name == "detach"
+def bits_at(outputs: Longs, refs: Longs) -> Flags:
+    """Whether the output that each reference names is among these outputs of its call."""
+    found: Flags = (outputs >> np.minimum(refs & LOW, LAST) & 1).astype(bool)
+    return found
 
 
-def _trained(row: Any) -> bool:
-    return isinstance(row, Tensor) and row.requires_grad
+def trained_outputs(tape: Tape, calls: Recorded, imports: Sequence[int], data: Mapping[int, list[Any]]) -> Longs:
+    """For every one of these calls, which of its outputs require gradients, as bits."""
+    layout = Layout(calls, *tape.state.widths())
+    own, passing = reaches(tape, calls.type)
+    reached = _given_trained(tape, calls.type, data)
+    handed = np.flatnonzero(layout.handed)
+    reached[layout.consumer[handed][are_trained(tape, imports)[-calls.arguments[handed] - 1]]] = True
+    found: Longs = own | np.where(reached, passing, 0)
+    inside = ~layout.handed & (passing & ~found != 0)[layout.consumer]
+    producer, consumer = layout.producer[inside], layout.consumer[inside]
+    output = np.minimum(layout.output[inside], LAST)
+    for _ in range(ROUNDS):
+        fresh = consumer[(found[producer] >> output & 1) != 0]
+        if not len(fresh):
+            return found
+        found[fresh] |= passing[fresh]
+        rest = (passing & ~found)[consumer] != 0
+        producer, consumer, output = producer[rest], consumer[rest], output[rest]
+    bits, more = found.tolist(), passing.tolist()
+    for source, at, user in zip(producer.tolist(), output.tolist(), consumer.tolist(), strict=True):
+        if bits[source] >> at & 1:
+            bits[user] |= more[user]
+    return np.array(bits, np.int64)
 
 
-def is_trained(op: Op) -> bool:
-    """Whether an operation has gradients of its own, whatever its arguments have."""
-    if cuts(op):
-        return False
-    for owner in op.owners:
-        if isinstance(owner, nn.Module):
-            found = any(parameter.requires_grad for parameter in owner.parameters())
-        else:
-            found = any(_trained(fetch(place)) for place in Surroundings().add(owner).tensors)
-        if found:
-            return True
-    return False
+def reaches(tape: Tape, types: Any) -> tuple[Longs, Longs]:
+    """For every call what its operation reaches."""
+    more = len(tape.state.fines) - tape.reaches.shape[1]
+    if more:
+        tape.reaches = np.append(tape.reaches, np.full((2, more), UNKNOWN), axis=1)
+    own, passing = tape.reaches
+    for number in np.flatnonzero(np.bincount(types, minlength=len(own)) * (passing == UNKNOWN)).tolist():
+        own[number], passing[number] = reach(tape, tape.state.fines[number])
+    return own[types], passing[types]
+
+
+UNKNOWN = -1
+
+
+def _given_trained(tape: Tape, types: Any, data: Mapping[int, list[Any]]) -> Flags:
+    """Which calls are fed a tensor that requires gradients."""
+    found = np.zeros(len(types), bool)
+    for number, rows in data.items():
+        feeds = tape.state.fines[number].feeds
+        if any(_is_differentiable(kind.dtype) for kind in feeds):
+            trained = [isinstance(row, Tensor) and row.requires_grad for row in rows]
+            found[types == number] = np.array(trained).reshape(-1, len(feeds)).any(1)
+    return found
+
+
+def reach(tape: Tape, op: Op) -> Reach:
+    """Which outputs of an operation require gradients."""
+    if op.setting.detached or op.name in WITHOUT:
+        return 0, 0
+    trained = _flags(op) if op.owners else ()
+    known: dict[tuple[bool, ...], Reach] = op.__dict__.setdefault("reaches", {})
+    found = known.get(trained)
+    if found is None:
+        every = sum(1 << at for at, kind in enumerate(op.outs[:LAST]) if _is_differentiable(kind.dtype))
+        every |= (1 << LAST) if len(op.outs) > LAST else 0
+        found = known[trained] = (_tried(tape, op) if op.is_cell else None) or (every if any(trained) else 0, every)
+    return found
+
+
+def _flags(op: Op) -> tuple[bool, ...]:
+    """For all tensors that an operation reaches, whether each of them requires gradients now."""
+    around = op.__dict__.get("around")
+    if around is None:
+        around = op.__dict__["around"] = Surroundings().add(*op.owners)
+    parameters = (parameter for module in around.modules for parameter in module.parameters())  # there may be new ones
+    return tuple(isinstance(each, Tensor) and each.requires_grad for each in (*map(fetch, around.tensors), *parameters))
+
+
+def _tried(tape: Tape, op: Op) -> Reach | None:
+    """What the code of a cell says itself, run on fake tensors; None where it does not run on them."""
+    try:
+        with tape.pause(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+            return _bits(op, False), _bits(op, True)
+    except FROM_OUTSIDE:
+        raise
+    except Exception:  # it has run on others before, so it is no error of the user's
+        return None
+
+
+def _bits(op: Op, trained: bool) -> int:
+    args = [_fake(kind, op.device, trained) for kind in op.args]
+    found = op.run(args, [_fake(kind, op.device, trained) for kind in op.feeds])
+    return sum(1 << at for at, tensor in enumerate(found[: LAST + 1]) if tensor.requires_grad)
+
+
+def _fake(kind: Any, device: str, trained: bool) -> Tensor:
+    return torch.zeros(kind.shape, dtype=kind.dtype, device=device, requires_grad=trained and _is_differentiable(kind.dtype))
+
+
+def _is_differentiable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

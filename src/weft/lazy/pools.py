@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.uncast import cat
-from weft.lazy.chains import Flags, Longs
+from weft.lazy.chains import Longs
 from weft.lazy.kinds import Kind, kind_of
 from weft.run.batched import Once
 
@@ -98,10 +98,6 @@ class Rows:
     def find(self, row: int) -> tuple[Rows, int]:
         return self, row
 
-    def are_trained(self, rows: Longs) -> Flags:
-        """Which of these rows require gradients."""
-        return np.full(len(rows), self.rows.requires_grad)
-
     def take(self, index: Longs) -> Tensor:
         """Some rows, in this order."""
         if len(self.rows) == 1 and len(index) == 1:
@@ -141,10 +137,6 @@ class Pool:
     def is_written(self, written: Container[int]) -> bool:
         """Nobody can write into it."""
         return False
-
-    def are_trained(self, rows: Longs) -> Flags:
-        found: Flags = np.array([part.rows.requires_grad for part in self._parts])
-        return found[np.searchsorted(self._firsts, rows, "right") - 1]
 
     def take(self, index: Longs) -> Tensor:
         """Some rows, in this order; each at most once."""

@@ -21,11 +21,18 @@ def recorded(tape: Tape) -> Recorded:
 
 def calls_of(tape: Tape) -> Recorded:
     """The same without what is fed to the calls."""
-    arguments = np.array(tape.arguments, np.int64)
-    arguments[arguments >= 0] -= tape.floor
-    starts = np.zeros(len(tape.type) + 1, bool)
-    starts[[0, -1, *[call for call, _ in tape.bounds]]] = True
-    return Recorded(np.array(tape.type, np.int32), arguments, np.array(tape.further, np.int32), {}, starts)
+    found = calls_from(tape.floor, tape.type, tape.arguments, tape.further)
+    found.starts[[call for call, _ in tape.bounds]] = True
+    return found
+
+
+def calls_from(floor: int, types: list[int], refs: list[int], further: list[int]) -> Recorded:
+    """Calls as they were written on a tape, of which the first has this reference."""
+    arguments = np.array(refs, np.int64)
+    arguments[arguments >= 0] -= floor
+    starts = np.zeros(len(types) + 1, bool)
+    starts[[0, -1]] = True
+    return Recorded(np.array(types, np.int32), arguments, np.array(further, np.int32), {}, starts)
 
 
 def tables_of(state: State, data: Mapping[int, list[Any]]) -> dict[tuple[int, int], Table]:

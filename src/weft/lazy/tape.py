@@ -11,6 +11,7 @@ from operator import attrgetter
 from types import FrameType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,6 +125,10 @@ class Tape(Hot):
         """In a scope: operations on tensors that are neither values nor of the model are recorded, too."""
         self.others: dict[Any, bool] = {}
         """Modules of the user's own that are no cells: their code runs, and what it does is recorded."""
+        self.reaches = np.empty((2, 0), np.int64)
+        """What is known of the gradients of each recorded type; `gradients.py` fills it."""
+        self.trained: list[Any] = []
+        """For each flush that was asked about, which outputs of its calls require gradients."""
         self.is_kept = False
         """Under `cache=`: numbers drawn now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()
@@ -294,6 +299,8 @@ class Tape(Hot):
         group, row = self.result(value)
         with torch._C.DisableTorchFunction():  # nothing of this is recorded
             found: Tensor = group.row(row)
+            if found.requires_grad and not self.requires_grad(value):
+                found.detach_()  # the engine differentiates more than the loop would
         if self.ended is None:
             self.changes.shown.append((self.settled(value)._ref, group, row))
         return found

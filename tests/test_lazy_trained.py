@@ -1,0 +1,115 @@
+"""What requires gradients in the loop requires them in the batch, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.lazy.nests import flatten
+
+torch.manual_seed(0)
+LINEAR = nn.Linear(3, 3)
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+
+
+@weft.cell
+def partly(x: Tensor) -> Any:
+    with torch.no_grad():
+        without = LINEAR(x)
+    return without, x.sum(), LINEAR(x).detach(), LINEAR(x)
+
+
+def from_numbers(x: Tensor) -> Any:
+    return LINEAR(x), x.sum(), torch.zeros_like(LINEAR(x)) + 1, (LINEAR(x) > 0).float() * 2
+
+
+def some_examples(x: Tensor) -> Any:
+    return torch.zeros(3) if x[0] > 0 else LINEAR(x)
+
+
+def of_a_cell(x: Tensor) -> Any:
+    return partly(x)
+
+
+def after_a_flush(x: Tensor) -> Any:
+    h = LINEAR(x)
+    cut, mask = h.detach(), (h > 0).float()
+    with torch.no_grad():
+        without = h * 2
+    steps = 1 if h.sum() > 0 else 2
+    return h, cut, mask, without, cut * 2, mask * steps, without + 1, h * mask, (h * mask).detach()
+
+
+def asked_on_the_way(x: Tensor) -> Any:
+    h = LINEAR(x)
+    mask, seen = (h > 0).float(), []
+    for _ in range(3):
+        if h.sum() > 0:
+            seen.append((h.requires_grad, mask.requires_grad, h.detach().requires_grad, (mask * h).requires_grad))
+        h = h * 2
+    return h, mask * 2, mask.numpy().sum().item(), str(seen)
+
+
+def deep(x: Tensor) -> Any:
+    h, g = LINEAR(x), x
+    for _ in range(40):
+        h, g = h * 0.9, g * 0.9
+    return h, g, h + g
+
+
+FUNCTIONS = [from_numbers, some_examples, of_a_cell, after_a_flush, asked_on_the_way, deep]
+
+
+def leaves_of(nest: Any) -> list[Any]:
+    found: list[Any] = []
+    flatten(nest, found)
+    return found
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_results_require_gradients_as_in_the_loop(fn: Callable[..., Any]) -> None:
+    wanted = leaves_of([fn(x) for x in X])
+    net = weft.batched(fn, stack=False)
+    for _ in range(3):
+        found = leaves_of(net(X))
+        for one, other in zip(found, wanted, strict=True):
+            if isinstance(one, Tensor):
+                assert one.requires_grad == other.requires_grad and torch.allclose(one, other, atol=1e-5)
+            else:
+                assert one == (pytest.approx(other) if isinstance(other, float) else other)
+
+
+def test_stacked_results_require_gradients_where_one_of_them_does() -> None:
+    found = weft.batched(from_numbers)(X)
+    assert [part.requires_grad for part in found] == [True, False, False, False]
+    assert weft.batched(some_examples)(X).requires_grad
+    found[0].sum().backward()
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        found[1].sum().backward()
+
+
+def test_what_is_frozen_and_trained_again_is_looked_at_in_every_call() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    @weft.cell
+    def both(x: Tensor) -> Any:
+        return first(x), second(x)
+
+    net = weft.batched(lambda x: both(x))
+    for trained in ([True, True], [False, True], [True, False], [True, True]):
+        first.requires_grad_(trained[0])
+        second.requires_grad_(trained[1])
+        assert [part.requires_grad for part in net(X)] == trained
+
+
+def test_a_tensor_that_is_no_parameter_may_be_trained() -> None:
+    model = nn.Identity()
+    model.scale = torch.ones(3, requires_grad=True)
+    net = weft.batched(weft.cell(lambda x: model(x) * model.scale))
+    net(X).sum().backward()
+    assert model.scale.grad is not None and torch.allclose(model.scale.grad, X.sum(0))
