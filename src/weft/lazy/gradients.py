@@ -8,7 +8,7 @@ passes on those of its arguments, output by output.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from weft.graph.capture import Surroundings, fetch
 from weft.lazy.chains import Flags, Layout, Longs, Recorded
 from weft.lazy.ops import Op
 from weft.lazy.taken import calls_from, calls_of
-from weft.lazy.tape import Tape
 from weft.lazy.value import LOW, STEP, Value
+
+if TYPE_CHECKING:
+    from weft.lazy.tape import Tape
 
 Reach = tuple[int, int]
 """Two sets of outputs, as bits: those with gradients of their own, and those with gradients if an argument has them."""
@@ -37,6 +39,16 @@ WITHOUT = frozenset(
 
 ROUNDS = 16
 """So often all calls are looked at together; what depends on more calls in a row is followed call by call."""
+
+
+class Trained:
+    """What one recording has found out."""
+
+    def __init__(self) -> None:
+        self.reaches: Longs = np.empty((2, 0), np.int64)
+        """For each recorded type the two sets of outputs."""
+        self.past: list[Longs] = []
+        """For each flush that was asked about, which outputs of its calls require gradients."""
 
 
 def requires_grad(tape: Tape, value: Value) -> bool:
@@ -71,16 +83,16 @@ def are_trained(tape: Tape, refs: Sequence[int]) -> Flags:
     if found[at].all():
         return found
     _read_past(tape, int(segments.max()))
-    bits = [tape.trained[k][(ref - floors[k]) // STEP] for k, ref in zip(segments.tolist(), chosen.tolist(), strict=True)]
+    bits = [tape.trained.past[k][(ref - floors[k]) // STEP] for k, ref in zip(segments.tolist(), chosen.tolist(), strict=True)]
     found[at] = bits_at(np.array(bits, np.int64), chosen)
     return found
 
 
 def _read_past(tape: Tape, last: int) -> None:
     """Find out which outputs of the calls up to a flush are trained, flush by flush: they use nothing but earlier ones."""
-    while len(tape.trained) <= last:
-        floor, types, arguments, further, imports, data = tape.past[len(tape.trained)]
-        tape.trained.append(trained_outputs(tape, calls_from(floor, types, arguments, further), imports, data))
+    while len(tape.trained.past) <= last:
+        floor, types, arguments, further, imports, data = tape.past[len(tape.trained.past)]
+        tape.trained.past.append(trained_outputs(tape, calls_from(floor, types, arguments, further), imports, data))
 
 
 def bits_at(outputs: Longs, refs: Longs) -> Flags:
@@ -116,10 +128,10 @@ def trained_outputs(tape: Tape, calls: Recorded, imports: Sequence[int], data: M
 
 def reaches(tape: Tape, types: Any) -> tuple[Longs, Longs]:
     """For every call what its operation reaches."""
-    more = len(tape.state.fines) - tape.reaches.shape[1]
+    more = len(tape.state.fines) - tape.trained.reaches.shape[1]
     if more:
-        tape.reaches = np.append(tape.reaches, np.full((2, more), UNKNOWN), axis=1)
-    own, passing = tape.reaches
+        tape.trained.reaches = np.append(tape.trained.reaches, np.full((2, more), UNKNOWN), axis=1)
+    own, passing = tape.trained.reaches
     for number in np.flatnonzero(np.bincount(types, minlength=len(own)) * (passing == UNKNOWN)).tolist():
         own[number], passing[number] = reach(tape, tape.state.fines[number])
     return own[types], passing[types]

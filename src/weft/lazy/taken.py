@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weft.graph.recording import Table, table
 from weft.lazy.chains import Recorded
 from weft.lazy.state import State
-from weft.lazy.tape import Tape
+
+if TYPE_CHECKING:
+    from weft.lazy.tape import Tape
 
 
 def recorded(tape: Tape) -> Recorded:

@@ -11,13 +11,13 @@ from operator import attrgetter
 from types import FrameType
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from weft.errors import TraceError
 from weft.lazy.blame import Site
 from weft.lazy.changes import Changes
+from weft.lazy.gradients import Trained, requires_grad
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Setting
 from weft.lazy.pools import ROW, ROW_BITS, Pool, Rows
@@ -125,10 +125,7 @@ class Tape(Hot):
         """In a scope: operations on tensors that are neither values nor of the model are recorded, too."""
         self.others: dict[Any, bool] = {}
         """Modules of the user's own that are no cells: their code runs, and what it does is recorded."""
-        self.reaches = np.empty((2, 0), np.int64)
-        """What is known of the gradients of each recorded type; `gradients.py` fills it."""
-        self.trained: list[Any] = []
-        """For each flush that was asked about, which outputs of its calls require gradients."""
+        self.trained = Trained()
         self.is_kept = False
         """Under `cache=`: numbers drawn now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()
@@ -318,8 +315,6 @@ class Tape(Hot):
             return group.numbers(row)
 
     def requires_grad(self, value: Value) -> bool:
-        from weft.lazy.gradients import requires_grad
-
         return requires_grad(self, value)
 
     def segment(self) -> Segment:
