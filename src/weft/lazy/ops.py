@@ -246,7 +246,7 @@ class Op:
         now.__dict__.update(self.__dict__, _found=None)
         try:
             with _settings_kept(Surroundings().add(*self.owners).modules):
-                now._explore(None)
+                now._explore()
         except FROM_OUTSIDE:
             raise
         except Exception:  # whoever calls the function next hears of it
