@@ -80,3 +80,24 @@ def test_where_nothing_may_run_a_cell_is_looked_at_with_zeros() -> None:
     net = weft.batched(lambda row: cell(linear(X[row])), cache=True)
     for _ in range(2):
         assert torch.allclose(net([0, 1, 2]), torch.stack([cell(linear(x)) for x in X]))
+
+
+def unlike(x: Tensor, linear: nn.Linear) -> Tensor:
+    return nn.functional.soft_margin_loss(linear(x), x.sign())
+
+
+def unlike_itself(x: Tensor, linear: nn.Linear) -> Tensor:
+    return nn.functional.soft_margin_loss(linear(x), linear(x).detach().sign())
+
+
+def stepped(x: Tensor, linear: nn.Linear) -> Tensor:
+    return torch.heaviside(linear(x).detach(), x) + linear(x)
+
+
+@pytest.mark.parametrize("fn", [unlike, unlike_itself, stepped])
+def test_row_by_row_only_that_is_differentiated_by_which_needs_it(fn: Callable[[Tensor, nn.Linear], Tensor]) -> None:
+    linear = layer()
+    expected, found = torch.stack([fn(x, linear) for x in X]), weft.batched(lambda x: fn(x, linear))(X)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for one, other in zip(*(torch.autograd.grad(each.sum(), linear.parameters()) for each in (expected, found)), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)

@@ -69,12 +69,15 @@ MASKED_BACKWARDS: dict[Callable[..., Any], int] = {
 
 
 class Operation:
-    """A call that is told how many rows it has and which call it belongs to; generated code knows it by `in_context`."""
+    """A call that is told how many rows it has and which call it belongs to; generated code knows it by `in_context`.
+
+    Some are told, too, of which of the tensors in their first argument a gradient is wanted.
+    """
 
     in_context = True
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], told_who_learns: bool = False) -> None:
+        self.function, self.told_who_learns = function, told_who_learns
 
     def __call__(self, *args: Any, **context: Any) -> Any:
         return self.function(*args, **context)

@@ -55,7 +55,7 @@ class Plain:
             rows = Rows("e") if per_edge(name) else n
             inputs[name] = Value(f"input{i}", None, shape=(rows, *specs[name].shape), dtype=specs[name].dtype)
         given = [inputs[name] for name in self.names]
-        forward = Value("forward", Operation(self.forward), (given,))
+        forward = Value("forward", Operation(self.forward, told_who_learns=True), (given,))
         token = Value("token", operator.getitem, (forward, len(self.outputs)), {}, (n,), torch.int64)
         values, outputs = [forward, token], dict[Name, Value | None]()
         cotangents: list[Value] = []
@@ -81,15 +81,16 @@ class Plain:
                 outputs["grad", ("capture", i)] = values[-1]
         return Tape(inputs, values, outputs)
 
-    def forward(self, tensors: list[Tensor], n: int, e: int, records: Records) -> tuple[Tensor, ...]:
+    def forward(self, tensors: list[Tensor], learns: list[bool], n: int, e: int, records: Records) -> tuple[Tensor, ...]:
+        """`learns`: of which of the tensors a gradient is wanted; not every operation can differentiate by the others."""
         number = records["next"] = records.get("next", -1) + 1
         training = records.get("training", False)
         given = dict(zip(self.names, tensors, strict=True))
         with torch.set_grad_enabled(training), self.around():
             # Steps write into memory that these rows are views of, so the graph keeps copies.
             leaves = {name: tensor.detach().clone() for name, tensor in given.items()} if training else given
-            for name in self.diff if training else ():
-                leaves[name].requires_grad_()
+            for name, is_learning in zip(self.names, learns, strict=True) if training else ():
+                leaves[name].requires_grad_(is_learning and name in self.diff)
             results = self.run(leaves, n)
             ordered = [results[name] for name in self.outputs]
             self._check_shapes(ordered, n)
@@ -134,13 +135,16 @@ class Plain:
         captures = [tensor for tensor in self.captures() if tensor.requires_grad]
         floats = [out for out in outputs if out.is_floating_point() or out.is_complex()]
         pairs = [(out, ct) for out, ct in zip(floats, cotangents, strict=True) if out.requires_grad]
-        grads: tuple[Tensor | None, ...] = (None,) * (len(leaves) + len(captures))
-        if pairs:
-            grads = torch.autograd.grad(
-                [out for out, _ in pairs], [*leaves, *captures], [ct for _, ct in pairs], retain_graph=True, allow_unused=True
+        learning = [tensor for tensor in (*leaves, *captures) if tensor.requires_grad]
+        grads: dict[int, Tensor | None] = {}
+        if pairs and learning:
+            found = torch.autograd.grad(
+                [out for out, _ in pairs], learning, [ct for _, ct in pairs], retain_graph=True, allow_unused=True
             )
-        records["params", number] = grads[len(leaves) :]
-        return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=False)]
+            grads = {id(tensor): grad for tensor, grad in zip(learning, found, strict=True)}
+        records["params", number] = [grads.get(id(tensor)) for tensor in captures]
+        by_leaf = [(leaf, grads.get(id(leaf))) for leaf in leaves]
+        return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in by_leaf]
 
     def param_sums(self, token: Tensor, cotangents: list[Tensor], n: int, e: int, records: Records) -> list[Tensor | None]:
         captures = self.captures()

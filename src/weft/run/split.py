@@ -68,6 +68,7 @@ def split(
     """Cut `tape`. `gradients` are the input names whose gradient is wanted (none: inference)."""
     tape = copy_tape(tape)
     recurrent_in, recurrent_out, cotangents = set(recurrent_in), set(recurrent_out), set(cotangents)
+    gradients = set(gradients)
     asked = set(wanted_outputs)
     outputs = {n[1]: v for n, v in tape.outputs.items() if v is not None and n[0] == "out" and n[1] in asked}
     depends = _descendants(tape, [v for name, v in tape.inputs.items() if name in recurrent_in])
@@ -80,6 +81,7 @@ def split(
         value = tape.outputs.get(("grad", name))
         if value is not None and id(value) in from_given_ct:
             wanted[name] = value
+    _tell_who_learns(tape, gradients)
     forward = _ancestors(tape, outputs.values())
     states = _ancestors(tape, [v for name, v in outputs.items() if name in recurrent_out])
     backward = _ancestors(tape, wanted.values())
@@ -107,6 +109,14 @@ def split(
     cut = _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out, from_recurrent_ct)
     cut.overwritten = thrift.overwritten(cut)
     return cut
+
+
+def _tell_who_learns(tape: Tape, gradients: set[Name]) -> None:
+    told = [value for value in tape.values if getattr(value.target, "told_who_learns", False)]
+    if told:
+        learns = _descendants(tape, [value for name, value in tape.inputs.items() if name in gradients])
+        for value in told:
+            value.kwargs = {"learns": [id(given) in learns for given in value.args[0]]}
 
 
 def _keep_parts_with_their_operation(tape: Tape, home: dict[int, str]) -> None:
