@@ -113,3 +113,44 @@ def test_a_tensor_that_is_no_parameter_may_be_trained() -> None:
     net = weft.batched(weft.cell(lambda x: model(x) * model.scale))
     net(X).sum().backward()
     assert model.scale.grad is not None and torch.allclose(model.scale.grad, X.sum(0))
+
+
+P, Q = nn.Parameter(torch.tensor([0.5, -0.3, 0.2])), nn.Parameter(torch.tensor([1.0, 0.2, -0.4]))
+
+
+def until_large(x: Tensor) -> Tensor:
+    steps = 0
+    while (x * P).norm() < 1.5 and steps < 3:
+        x, steps = LINEAR(x) + x, steps + 1
+    return LINEAR(x)
+
+
+def held(x: Tensor) -> Tensor:
+    h = LINEAR(x)
+    scored = h * Q
+    return h * 2 if scored.sum() > 0 else h
+
+
+def asked_twice(x: Tensor) -> Tensor:
+    h = torch.tanh(LINEAR(x))
+    scored = h * P
+    if torch.sigmoid(h @ P) > 0.5:
+        h = h + 1
+    again = scored * Q
+    return h * 2 if again.sum() > 0 else h
+
+
+@pytest.mark.parametrize("fn", [until_large, held, asked_twice], ids=lambda fn: fn.__name__)
+def test_a_parameter_that_only_decides_has_no_gradient(fn: Callable[..., Tensor]) -> None:
+    net = weft.batched(fn)
+    for _ in range(3):
+        for tensor in (P, Q, *LINEAR.parameters()):
+            tensor.grad = None
+        net(X).sum().backward()
+        found = [tensor.grad for tensor in (P, Q, *LINEAR.parameters())]
+        for tensor in (P, Q, *LINEAR.parameters()):
+            tensor.grad = None
+        torch.stack([fn(x) for x in X]).sum().backward()
+        assert P.grad is None and Q.grad is None
+        assert found[:2] == [None, None] and LINEAR.weight.grad is not None and found[2] is not None
+        assert torch.allclose(found[2], LINEAR.weight.grad, atol=1e-5)

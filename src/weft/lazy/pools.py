@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Container
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -151,8 +151,12 @@ class Pool:
         self._ledger.size = self.size
         rows: Tensor
         exchange: Any = _Exchange
-        firsts = [first for first, _ in trained]
-        rows, self._token = exchange.apply(self._ledger, buffer, places, firsts, self._token, *[part for _, part in trained])
+        firsts, used = (
+            [first for first, _ in trained],
+            np.flatnonzero(np.bincount(np.searchsorted(self._firsts, index, "right"))),
+        )
+        taken = Taken(places, [self._firsts[part - 1] for part in used.tolist()])
+        rows, self._token = exchange.apply(self._ledger, buffer, taken, firsts, self._token, *[part for _, part in trained])
         return rows
 
     def _fill(self) -> tuple[Tensor, list[tuple[int, Tensor]]]:
@@ -177,22 +181,29 @@ class Pool:
         return self._buffer
 
 
+class Taken(NamedTuple):
+    """Which rows were taken, and where the parts begin that they are of."""
+
+    places: Tensor
+    parts: list[int]
+
+
 class Ledger:
-    """The gradients of a pool's rows, for each backward pass that is under way."""
+    """The gradients of a pool's rows, for each backward pass that is under way, and the parts that have any."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._passes: dict[int, Tensor] = {}
+        self._passes: dict[int, tuple[Tensor, set[int]]] = {}
 
-    def gradients(self, like: Tensor) -> Tensor:
-        """The buffer of the backward pass that is running."""
+    def gradients(self, like: Tensor) -> tuple[Tensor, set[int]]:
+        """Those of the backward pass that is running."""
         number = torch._C._current_graph_task_id()
         found = self._passes.get(number)
         if found is None:
             if len(self._passes) > 8:  # passes that ended before they came to the first flush
                 self._passes.clear()
             shape = (self.size, *like.shape[1:])
-            found = self._passes[number] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+            found = self._passes[number] = torch.zeros(shape, dtype=like.dtype, device=like.device), set()
         return found
 
     def close(self) -> None:
@@ -204,24 +215,26 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ledger: Ledger, buffer: Tensor, places: Tensor, firsts: list[int], token: Tensor | None, *given: Tensor
+        ctx: Any, ledger: Ledger, buffer: Tensor, taken: Taken, firsts: list[int], token: Tensor | None, *given: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.ledger, ctx.places, ctx.is_start = ledger, places, token is None
+        ctx.ledger, ctx.taken, ctx.is_start = ledger, taken, token is None
         ctx.parts = [(first, len(rows)) for first, rows in zip(firsts, given, strict=True)]
         ctx.like = buffer[:0]
         ctx.set_materialize_grads(False)
-        return buffer.index_select(0, places), buffer.new_empty(())
+        return buffer.index_select(0, taken.places), buffer.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        buffer = ctx.ledger.gradients(ctx.like)
+        buffer, trained = ctx.ledger.gradients(ctx.like)
         if grad is not None:
-            buffer.index_add_(0, ctx.places, grad.detach())
+            buffer.index_add_(0, ctx.taken.places, grad.detach())
+            trained.update(ctx.taken.parts)
         if ctx.is_start:
             ctx.ledger.close()
-        found = [buffer.narrow(0, first, count) for first, count in ctx.parts]
+        # A part of which nothing was taken has no gradient, as a tensor that nobody uses has none.
+        found = [buffer.narrow(0, first, count) if first in trained else None for first, count in ctx.parts]
         if torch.is_grad_enabled():
-            found = [_once(part) for part in found]
+            found = [None if part is None else _once(part) for part in found]
         return None, None, None, None, None, *found
 
 
