@@ -247,16 +247,20 @@ class BackText:
 
     def _results(self) -> list[str]:
         """The gradient of each of the call's tensors."""
-        execution, found = self.execution, dict[int, str]()
+        execution, found, w = self.execution, dict[int, str](), self.writer
+        some_absent = any(cell.trace.fallback is not None for cell in execution.call.cells.values())
         for (t, name), rows in self.gradients.items():
             at = execution.kind.input(t, name)
             if at is None or not execution.needs[at]:
                 continue
             grad = rows if name[0] == "capture" else self._to_fed_rows(self.types[t], name, rows, f"tensors[{at}]")
-            found[at] = grad if at not in found else self.writer.let(f"{found[at]} + {grad}")
+            if at in found:
+                grad = w.let(f"{w.bind(_added)}({found[at]}, {grad})" if some_absent else f"{found[at]} + {grad}")
+            found[at] = grad
         for at, tensor in enumerate(self.tensors):
-            if at not in found and id(tensor) in execution.must and execution.needs[at]:
-                found[at] = self.writer.let(f"torch.zeros_like(tensors[{at}])")
+            if id(tensor) in execution.must and execution.needs[at] and (at not in found or some_absent):
+                zeros = f"torch.zeros_like(tensors[{at}])"
+                found[at] = w.let(zeros if at not in found else f"{zeros} if {found[at]} is None else {found[at]}")
         return [found.get(at, "None") for at in range(len(execution.needs))]
 
     def _to_fed_rows(self, text: TypeText, name: Any, grad: str, tensor: str) -> str:
@@ -275,6 +279,11 @@ class BackText:
         else:
             w.say(f"{w.bind(self.put)}({out}, {text.fed_rows()}, {grad})")
         return out
+
+
+def _added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The sum of gradients of which some may not exist: what code does that depends on values may use no parameter."""
+    return other if one is None else one if other is None else one + other
 
 
 def back_of(indices: Indices, key: tuple[int, int, int]) -> BackIndex:

@@ -1,4 +1,4 @@
-"""What fake tensors do not tell is found out with the tensors of the first example, never with made-up numbers."""
+"""Code that cannot be traced: it is looked at with the tensors of the first example, and gives what the loop gives."""
 
 from __future__ import annotations
 
@@ -101,3 +101,24 @@ def test_row_by_row_only_that_is_differentiated_by_which_needs_it(fn: Callable[[
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     for one, other in zip(*(torch.autograd.grad(each.sum(), linear.parameters()) for each in (expected, found)), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_that_no_row_used_have_no_gradient_again() -> None:
+    scale, weight = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+
+    @weft.cell
+    def gated(a: Tensor, times: int) -> Tensor:
+        return a * scale * times if a.sum() > 0 else a * 2 * times
+
+    net = weft.batched(lambda a, times: gated(a * weight, times))
+    for first, second in [(1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0), (-1.0, -1.0), (1.0, 1.0)]:
+        rows = [torch.full((3,), first), torch.full((3,), second)]
+        expected = torch.autograd.grad(
+            sum(gated(a * weight, times).sum() for a, times in zip(rows, (1, 2), strict=True)),
+            [scale, weight],
+            allow_unused=True,
+        )
+        found = torch.autograd.grad(net(rows, [1, 2]).sum(), [scale, weight], allow_unused=True)
+        for one, other in zip(found, expected, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one, other)
