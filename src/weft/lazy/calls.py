@@ -114,6 +114,8 @@ def new_entry(
         signature = (*signature, torch.get_default_dtype())
     op = ops.get(signature)
     if op is None:
+        if signature in tape.world.valued:
+            raise NeedsValue
         found = Found()
         template = (tuple(found.template(tape, part) for part in args), {k: found.template(tape, v) for k, v in kwargs.items()})
 
@@ -127,6 +129,9 @@ def new_entry(
         except NeedsRow:
             row = () if tape.is_kept or tape.is_portable else [realised(item) for item in found.given]
             op = ops.get(signature) or made(row)  # another example may have come here while this one waited
+        except NeedsValue:
+            tape.world.valued.add(signature)
+            raise
         if len(_shared) > MOST_SHARED:
             _shared.clear()
         op = ops.setdefault(signature, op)

@@ -53,6 +53,8 @@ class World:
     def __init__(self) -> None:
         self.tables: dict[Setting, Tables] = {}
         self.ops: dict[Any, Op] = {}
+        self.valued: set[Any] = set()
+        """Signatures of operations that need the values of their arguments."""
         self.numbers: dict[Any, set[Any]] = {}
         """Numbers that operations at one place were called with, as long as they are few."""
         self.relied: dict[Op, list[tuple[int, Any]]] = {}

@@ -204,10 +204,12 @@ class Value:
                 return part
         if isinstance(index, Value) and not index._kind.shape and index._kind.dtype in _INTEGERS and self._kind.shape:
             return self._tape.record(picked, (self, index), {}, _getframe(1))
-        return self._tape.record(torch.Tensor.__getitem__, (self, _without_arrays(index)), {}, _getframe(1))
+        return self._tape.record(torch.Tensor.__getitem__, (self, _as_tensors(index, self._tape.place)), {}, _getframe(1))
 
     def __setitem__(self, index: Any, given: Any) -> None:
-        self._tape.record_inplace(torch.Tensor.__setitem__, (self, _without_arrays(index), given), {}, _getframe(1))
+        self._tape.record_inplace(
+            torch.Tensor.__setitem__, (self, _as_tensors(index, self._tape.place), given), {}, _getframe(1)
+        )
 
     def __iter__(self) -> Iterator[Any]:
         if not self._kind.shape:
@@ -256,11 +258,13 @@ class Value:
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def _without_arrays(index: Any) -> Any:
-    """Arrays of numpy are tensors where they are indices."""
+def _as_tensors(index: Any, place: torch.device) -> Any:
+    """Arrays of numpy and lists of numbers are tensors where they are indices, so that other numbers are no other call."""
     if isinstance(index, np.ndarray):
         return torch.from_numpy(index)
-    return tuple(map(_without_arrays, index)) if index.__class__ is tuple else index
+    if index.__class__ is list and index and {*map(type, index)} == {int}:
+        return torch.from_numpy(np.array(index)).to(place)
+    return tuple(_as_tensors(part, place) for part in index) if index.__class__ is tuple else index
 
 
 def picked(tensor: Tensor, index: Tensor) -> Tensor:
