@@ -286,3 +286,22 @@ def test_arrays_and_own_tensors_may_be_written_into_before_they_are_used() -> No
     for one, other in zip(found, map(fn, X), strict=True):
         assert torch.allclose(one[0], other[0], atol=1e-5) and one[2] == pytest.approx(other[2]), (one, other)
         assert one[1] == pytest.approx(other[1])
+
+
+def test_embeddings_that_write_into_their_weight_say_what_to_do() -> None:
+    embed = nn.Embedding(5, 3, max_norm=0.5)
+    functional = torch.nn.functional.embedding
+    model = nn.Sequential(embed, nn.Linear(3, 3))
+    way_out = (
+        "writes into its weight whenever it is called, which cannot be batched; leave max_norm= out, and set the weight to "
+        "torch.renorm(weight, 2, 0, max_norm) after every step of the optimiser"
+    )
+    cases: dict[str, Callable[[int], Any]] = {
+        "Embedding": lambda i: embed(torch.tensor(i)),
+        "Embedding in Sequential.0": lambda i: model(torch.tensor(i)),
+        "embedding": lambda i: functional(torch.tensor(i), embed.weight, max_norm=0.5),
+    }
+    for name, fn in cases.items():
+        with pytest.raises(weft.TraceError) as error:
+            weft.batched(fn)([1, 2])
+        assert str(error.value) == f"{name} with max_norm= {way_out}"

@@ -159,3 +159,22 @@ def test_blocks_have_no_more_outputs_than_a_reference_can_name(monkeypatch: pyte
     assert widest() > 6
     monkeypatch.setattr(chains, "MOST_OUTS", 5)
     assert widest() <= 5
+
+
+def test_the_examples_own_results_may_be_written_into() -> None:
+    linear = nn.Linear(3, 3).double()
+    x = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def used(results: Any) -> tuple[Any, Any]:
+        for each, _ in results:
+            each.mul_(2)
+            each[0] = 1.0
+        results[0][0].add_(results[1][1])
+        total = torch.stack([each * other for each, other in results]).sum()
+        return total, torch.autograd.grad(total, linear.weight)[0]
+
+    def fn(row: Any) -> Any:
+        return linear(row), torch.tanh(linear(row))
+
+    found, wanted = used(weft.batched(fn, stack=False)(x)), used([fn(row) for row in x])
+    assert all(torch.allclose(one, other) for one, other in zip(found, wanted, strict=True))

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
@@ -16,6 +17,7 @@ from weft.lazy.calls import _with_tensors, record
 from weft.lazy.changes import run_writing
 from weft.lazy.constants import constant
 from weft.lazy.inplace import DRAWING
+from weft.lazy.modules import RENORMALISES
 from weft.lazy.quick import short
 from weft.lazy.stacks import reduced, stack
 from weft.lazy.tape import Tape, active
@@ -234,11 +236,20 @@ def _no_gradients(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return func(*args, **kwargs)
 
 
+def _embedding(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    place = 3 if func is F.embedding else 4
+    if (kwargs.get("max_norm") if len(args) <= place else args[place]) is not None:
+        raise TraceError(f"{_name(func)} with max_norm= {RENORMALISES}")
+    return ordinary(tape, func, args, kwargs, frame)
+
+
 Special = Callable[[Tape, Any, tuple[Any, ...], dict[str, Any], FrameType], Any]
 SPECIAL: dict[Any, Special] = {
     torch.tensor: _tensor,
     torch._C._set_grad_enabled: _set_grad,
     torch.stack: stack,
+    F.embedding: _embedding,
+    F.embedding_bag: _embedding,
     torch._is_all_true: _unchecked,
     torch.autograd.grad: _no_gradients,
     torch.autograd.backward: _no_gradients,

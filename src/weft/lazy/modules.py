@@ -108,7 +108,7 @@ def record_owned(
     entry = tape.calls.get((*key, *place))
     if entry is None:
         if module is not None:
-            _check_statistics(module)
+            _check_pure(module)
         name = type(func).__name__ if module is not None else getattr(func, "__qualname__", type(func).__name__)
         func = func if head is func else Frozen(func) if values else frozen(func)
         owners = (_NOBODY, func)
@@ -136,16 +136,23 @@ def _remember(tape: Tape, module: nn.Module, args: tuple[Any, ...], frame: Frame
         tables.quick[(module, module.training, args[0]._kind, args[1]._kind, *place)] = Quick(entry, ())
 
 
-def _check_statistics(module: nn.Module) -> None:
+def _check_pure(module: nn.Module) -> None:
+    """Refuse layers that write into their own tensors when they are called."""
     for path, part in module.named_modules():
+        inside = f" in {type(module).__name__}.{path}" if path else ""
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            raise TraceError(f"{type(part).__name__}{inside} with max_norm= {RENORMALISES}")
         if isinstance(part, _KEEPS_STATISTICS) and part.training and part.track_running_stats:
-            inside = f" in {type(module).__name__}.{path}" if path else ""
             raise TraceError(
                 f"{type(part).__name__}{inside} in training mode changes its running statistics with every example, which "
                 "cannot be batched; call .eval() on it, make it with track_running_stats=False, or use LayerNorm or GroupNorm"
             )
 
 
+RENORMALISES = (
+    "writes into its weight whenever it is called, which cannot be batched; leave max_norm= out, and set the weight to "
+    "torch.renorm(weight, 2, 0, max_norm) after every step of the optimiser"
+)
 _KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 

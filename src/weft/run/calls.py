@@ -233,10 +233,11 @@ def _wanted_groups(plan: Plan, results: References) -> tuple[tuple[Ints, Wanted]
 
 
 def in_order(groups: Sequence[Group], count: int) -> list[Tensor]:
-    """One tensor for each wanted reference."""
+    """One tensor for each wanted reference, which may be written into."""
     found: list[Any] = [None] * count
     for group in groups:
-        for at, row in zip(group.at.tolist(), group.rows.unbind(0), strict=True):
+        rows = torch.unbind_copy(group.rows, 0) if group.rows.requires_grad else group.rows.unbind(0)
+        for at, row in zip(group.at.tolist(), rows, strict=True):
             found[at] = row
     return found
 
