@@ -236,8 +236,8 @@ def in_order(groups: Sequence[Group], count: int) -> list[Tensor]:
     """One tensor for each wanted reference, which may be written into."""
     found: list[Any] = [None] * count
     for group in groups:
-        rows: Any = torch.unbind_copy(group.rows, 0) if group.rows.requires_grad else group.rows.unbind(0)
-        for at, row in zip(group.at.tolist(), rows, strict=True):
+        apart: Any = torch.unbind_copy if group.rows.requires_grad else torch.unbind
+        for at, row in zip(group.at.tolist(), apart(group.rows), strict=True):
             found[at] = row
     return found
 
