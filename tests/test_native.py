@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import weft
+import weft.nn
 from kernel_parts import poison_memory
 from weft import cc
 from weft.run import spare
 from weft.run.cpu import kernel, parallel, pointwise
 from weft.run.cpu.formulas import PRELUDE
+from weft.run.recipetypes import TypeText
 from weft.testing import assert_equivalent, random_structure
 
 COMPILER = cc.compiler()
@@ -267,3 +269,20 @@ def test_spare_memory_is_handed_out_once_and_kept_within_bounds(monkeypatch: pyt
     assert memory.take((30,), torch.float32).data_ptr() != other.data_ptr()
     memory.give_back([torch.empty(100), torch.empty(110), torch.empty(120)], [])
     assert sum(storage.nbytes() for storage in memory._kept) <= 1024
+
+
+def test_what_is_only_handed_on_goes_straight_to_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    trees = [weft.Graph.full_binary_tree(n, types=[0] * n + [1] * (n - 1)) for n in (8, 4)]
+    model, graph = weft.nn.TreeFC(6), weft.Graph.batch(trees)
+    x = torch.randn(graph.num_vertices, 6)
+    straight: list[str] = []
+    feed_into = TypeText.feed_into
+    monkeypatch.setattr(TypeText, "feed_into", lambda self, *args: (straight.append(args[1]), feed_into(self, *args))[1])
+    with torch.no_grad():
+        for _ in range(3):
+            model(graph, x)
+    assert straight
+    assert_equivalent(model, graph, x.requires_grad_())
+    with torch.no_grad():
+        assert torch.allclose(model(graph, 2 * x), model(graph, 2 * x, backend="reference"), atol=1e-6)

@@ -176,6 +176,22 @@ def test_graphs_are_found_in_memory() -> None:
         assert collect(others) is None
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_roots_are_kept(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [random_graph(rng, 3) for _ in range(int(rng.integers(2, 6)))]
+    batch = weft.Graph.batch(parts)
+    lonely = np.ones(batch.num_vertices, bool)
+    lonely[batch.children[batch.children >= 0]] = False
+    assert isinstance(batch.together, KeptGraphs)
+    assert batch.roots.tolist() == np.flatnonzero(lonely).tolist()
+    assert batch.together.root_kinds == sum(1 << kind for kind in set(batch.kinds[lonely].tolist()))
+    assert [part.roots.tolist() for part in parts] == [
+        (batch.roots[(batch.roots >= start) & (batch.roots < stop)] - start).tolist()
+        for start, stop in zip(batch.part_offsets[:-1].tolist(), batch.part_offsets[1:].tolist(), strict=True)
+    ]
+
+
 def device_arrays(plan: Plan) -> list[np.ndarray]:
     found = [*plan.rows, *(read.index for read in plan.reads)]
     found += [read.offsets for read in plan.reads if read.offsets is not None]

@@ -103,7 +103,8 @@ class CallCells(CallInputs):
             seen = seen.replaced(seen.ids & ~np.int32(1))
         found = self._settled(seen.present)
         cells, kinds, tree = found.cells, found.kinds, found.tree
-        if tree is not None and found.silent and self.rounds is None:
+        # What pushes nothing is needed by its readers; where all roots push something, every vertex is.
+        if tree is not None and self.rounds is None and found.silent and seen.any_root_among(found.silent):
             needed = reaching(self.graph, ~np.isin(seen.ids, found.silent))
             if not needed.all():
                 seen = seen.replaced(np.where(needed, seen.ids, np.int32(len(kinds.types))))

@@ -198,9 +198,7 @@ class Graph(GraphCore):
         >>> weft.Graph.chain(3).roots.tolist()
         [2]
         """
-        lonely = np.ones(self.num_vertices, dtype=bool)
-        lonely[self.children[self.children >= 0]] = False
-        return np.flatnonzero(lonely)
+        return merging.roots(self)
 
     @property
     def leaves(self) -> Indices:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.api.graph_build import Ints, Types, freeze
@@ -31,6 +32,7 @@ class Together(NamedTuple):
     types: int
     device: int
     kinds: int
+    root_kinds: int
     digest: bytes
 
 
@@ -69,9 +71,26 @@ def together(parts: Sequence[GraphCore]) -> KeptGraphs | Together:
     numbers = [_row(part) for part in parts]
     vertices, slots, edges = (sum(row[column] for row in numbers) for column in range(3))
     types, device = (_alike([row[column] for row in numbers]) for column in (3, 4))
-    kinds = {kind for part in parts for kind in occurring(part.kinds, int(part.kinds.max(initial=-1)) + 1)}
-    mask = MANY if max(kinds, default=0) >= MOST_KINDS else sum(1 << kind for kind in kinds)
-    return Together(vertices, slots, edges, types, device, mask, joint_digest([part.digest for part in parts]))
+    kinds, root_kinds = _as_set([part.kinds for part in parts]), _as_set([part.kinds[_unread(part)] for part in parts])
+    return Together(vertices, slots, edges, types, device, kinds, root_kinds, joint_digest([part.digest for part in parts]))
+
+
+def roots(graph: GraphCore) -> npt.NDArray[np.int64]:
+    """The vertices that nobody gathers."""
+    found = graph.together if graph._parts is not None else None
+    return found.roots() if isinstance(found, KeptGraphs) else _unread(graph)
+
+
+def _unread(graph: GraphCore) -> npt.NDArray[np.int64]:
+    lonely = np.ones(graph.num_vertices, dtype=bool)
+    lonely[graph.children[graph.children >= 0]] = False
+    return np.flatnonzero(lonely)
+
+
+def _as_set(kinds: Sequence[Ints]) -> int:
+    """The kinds that occur, a bit for each."""
+    found = {kind for each in kinds for kind in occurring(each, int(each.max(initial=-1)) + 1)}
+    return MANY if max(found, default=0) >= MOST_KINDS else sum(1 << kind for kind in found)
 
 
 def _alike(numbers: Sequence[int]) -> int:

@@ -68,6 +68,10 @@ class Seen:
             return self.table.present(self.graph.together.kinds)
         return occurring(self.ids, int(self.ids.max(initial=-1)) + 1)
 
+    def any_root_among(self, types: Sequence[int]) -> bool:
+        """Whether a vertex that nobody gathers may be of these node types."""
+        return not self.by_kind or not set(types).isdisjoint(self.table.present(self.graph.together.root_kinds))
+
     @cached_property
     def ids(self) -> Ints:
         """The node type of every vertex."""

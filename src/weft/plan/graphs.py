@@ -57,7 +57,7 @@ def keep(numbers: Sequence[int], digest: bytes, children: Ints, offsets: Ints, k
 
 
 _ITEMS, _SLOT, _DATA = tuple.__basicsize__, object.__basicsize__, bytes.__basicsize__ - 1
-TOTALS = 8
+TOTALS = 10
 """So many numbers tell what graphs are together; they follow the addresses of the graphs."""
 
 
@@ -103,12 +103,26 @@ def kept_graphs(graphs: Sequence[Kept]) -> KeptGraphs:
 class KeptGraphs:
     """Base graphs that follow each other, as C reads them, and what they are together."""
 
-    __slots__ = ("count", "device", "digest", "edges", "found", "kinds", "place", "slots", "types", "vertices")
+    __slots__ = (
+        "count",
+        "device",
+        "digest",
+        "edges",
+        "found",
+        "kinds",
+        "num_roots",
+        "place",
+        "root_kinds",
+        "slots",
+        "types",
+        "vertices",
+    )
     vertices: int
 
     def __init__(self, found: npt.NDArray[np.int64], count: int, place: int) -> None:
         self.found, self.count, self.place = found, count, place
-        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, _, _ = found[count:].tolist()
+        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, *roots = found[count:-2].tolist()
+        self.num_roots, self.root_kinds = roots
         self.digest = found[-2:].tobytes()
 
     def __del__(self, library: Callable[[], Any] = library) -> None:
@@ -121,6 +135,12 @@ class KeptGraphs:
         children, offsets, kinds = whole[:m], whole[m : m + n + 1], whole[m + n + 1 :]
         library().weft_merge(self.place, self.count, *map(address, (children, offsets, kinds)))
         return children, offsets, kinds
+
+    def roots(self) -> npt.NDArray[np.int64]:
+        """The vertices that nobody reads."""
+        found = np.empty(self.num_roots, dtype=np.int64)
+        library().weft_roots(self.place, self.count, address(found))
+        return found
 
 
 def joint_digest(digests: Sequence[bytes]) -> bytes:

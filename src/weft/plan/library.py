@@ -27,6 +27,7 @@ FUNCTIONS = {
     "weft_collect": (ctypes.c_int, (POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER)),
     "weft_totals": (None, (POINTER, NUMBER, POINTER)),
     "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 3)),
+    "weft_roots": (None, (POINTER, NUMBER, POINTER)),
     "weft_program": (NUMBER, (POINTER, NUMBER, NUMBER, *[POINTER] * 5)),
     "weft_plan_graphs": (POINTER, (POINTER, NUMBER, NUMBER, POINTER, POINTER, NUMBER, POINTER)),
 }

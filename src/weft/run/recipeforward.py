@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group
+from weft.run.emit import Code
 from weft.run.execution import Execution
 from weft.run.indices import Indices
 from weft.run.recipe import NoRecipe, Recipe, Writer
@@ -56,6 +57,10 @@ class ForwardText:
         text = f"[{', '.join(outputs)}], ({', '.join(saved)}{',' * (len(saved) == 1)})"
         return self.writer.recipe(self.parameters, text, Saved(names, list(self.arenas), self.seen))
 
+    def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
+        """A piece over all rows of a type."""
+        text.run_whole(code, places)
+
     def sweep(self, number: int, group: Group) -> None:
         """The steps of a group that feeds itself."""
         raise NotImplementedError
@@ -89,7 +94,7 @@ class ForwardText:
                     places[value.name] = text.empty(value)
                     arena = self.arenas[self.plan.class_of[text.type, output], key]
                     late.append((arena, text.class_rows(output), places[value.name]))
-        text.run_whole(code, places)
+        self.run_whole(text, code, places)
         text.store |= places
         for arena, where, rows in late:
             self.writer.say(f"{arena}.index_copy_(0, {where}.long(), {rows})")

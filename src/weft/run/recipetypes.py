@@ -129,6 +129,14 @@ class TypeText:
             return self.writer.let(f"{tensor} if {tensor}.shape[0] == {self.n} else {tensor}[:{self.n}]")
         return self.writer.let(f"{tensor}.index_select(0, {self.fed_rows()})")
 
+    def feed_into(self, name: Any, place: str) -> None:
+        """Write what is fed to the rows into memory that is there."""
+        tensor, type = f"tensors[{self.inputs[self.type, name]}]", self.type
+        if self.writer.ask(("in order", type), lambda indices: indices.rows(type) is None):
+            self.writer.say(f"{place}.copy_({tensor}[:{self.n}])")
+        else:
+            self.writer.say(f"torch.index_select({tensor}, 0, {self.fed_rows()}, out={place})")
+
     def fed_rows(self) -> str:
         type = self.type
         return self.writer.fact(("fed rows", type), lambda indices: indices.rows(type))

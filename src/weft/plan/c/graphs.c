@@ -2,7 +2,8 @@
    depends on the graph and on how a model sees it, its levels above all, is found once and kept with the graph: a *view*. */
 
 enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 12 };
-enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, DIGEST, OF_TOTALS = DIGEST + 2 };
+enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, ROOTS_OF_ALL, ROOT_KINDS, DIGEST,
+       OF_TOTALS = DIGEST + 2 };
 
 enum { PAIR_READER, PAIR_PRODUCER, OF_PAIR }; /* a type, or a port, and a type that feeds it */
 
@@ -18,28 +19,46 @@ typedef struct View {
 } View;
 
 /* Kinds of vertices: twice the type, and one more if there are no children. `kinds` is the set of those that occur, all ones if
-   there are kinds beyond it. Equal numbers mean equal names of types, and equal devices. */
+   there are kinds beyond it; `root_kinds` of those of roots, which nobody reads. Equal numbers mean equal names of types, and equal
+   devices. The arrays: children, offsets, kinds, roots. */
 typedef struct {
     i32 n, m, edges, types, device, owners; /* owners: Python's graph, and batches that it is part of */
-    uint64_t digest[2], kinds;
+    uint64_t digest[2], kinds, root_kinds;
+    int64_t roots;
     View *views;
     i32 arrays[];
 } Graph;
 
 static const i32 *offsets_of(const Graph *g) { return g->arrays + g->m; }
 static const i32 *kinds_of(const Graph *g) { return g->arrays + g->m + g->n + 1; }
+static const i32 *roots_of(const Graph *g) { return kinds_of(g) + g->n; }
+
+static uint64_t as_set(i32 kind) { return (uint32_t)kind < MOST_KINDS ? (uint64_t)1 << kind : UINT64_MAX; }
+
+/* List the vertices that nobody reads at `roots`, which has room for all. */
+static void find_roots(Graph *g, i32 *roots) {
+    for (long v = 0; v < g->n; v++) roots[v] = 1;
+    for (long k = 0; k < g->m; k++)
+        if (g->arrays[k] >= 0) roots[g->arrays[k]] = 0;
+    for (long v = 0; v < g->n; v++) {
+        if (!roots[v]) continue;
+        g->root_kinds |= as_set(kinds_of(g)[v]);
+        roots[g->roots++] = v; /* no place that is still to be looked at */
+    }
+}
 
 Graph *weft_graph(const int64_t *numbers, const char *digest, const i32 *children, const i32 *offsets, const i32 *kinds) {
     int64_t n = numbers[0], m = numbers[1];
-    size_t size = sizeof(Graph) + (m + 2 * n + 1) * sizeof(i32);
+    size_t size = sizeof(Graph) + (m + 3 * n + 1) * sizeof(i32);
     Graph *g = aligned_alloc(LINE, (size + LINE - 1) / LINE * LINE); /* what every batch reads is in one line of memory */
     if (!g) return NULL;
-    *g = (Graph){n, m, numbers[2], numbers[3], numbers[4], 1, {0}, 0, NULL};
+    *g = (Graph){n, m, numbers[2], numbers[3], numbers[4], 1};
     memcpy(g->digest, digest, sizeof(g->digest));
     memcpy(g->arrays, children, m * sizeof(i32));
     memcpy(g->arrays + m, offsets, (n + 1) * sizeof(i32));
     memcpy(g->arrays + m + n + 1, kinds, n * sizeof(i32));
-    for (long v = 0; v < n; v++) g->kinds |= (uint32_t)kinds[v] < MOST_KINDS ? (uint64_t)1 << kinds[v] : UINT64_MAX;
+    for (long v = 0; v < n; v++) g->kinds |= as_set(kinds[v]);
+    find_roots(g, g->arrays + m + 2 * n + 1);
     return g;
 }
 
@@ -66,6 +85,7 @@ void weft_totals(Graph *const *graph, long count, int64_t *totals) {
         Graph *g = graph[i];
         __atomic_add_fetch(&g->owners, 1, __ATOMIC_RELAXED);
         totals[VERTICES] += g->n, totals[SLOTS_OF_ALL] += g->m, totals[EDGES_OF_ALL] += g->edges, totals[KINDS_OF_ALL] |= g->kinds;
+        totals[ROOTS_OF_ALL] += g->roots, totals[ROOT_KINDS] |= g->root_kinds;
         totals[TYPES_ALIKE] = i && totals[TYPES_ALIKE] != g->types ? -1 : g->types;
         totals[DEVICE_ALIKE] = i && totals[DEVICE_ALIKE] != g->device ? -1 : g->device;
         low = (low ^ g->digest[0]) * 0x9e3779b97f4a7c15, high = (high ^ g->digest[1] ^ low >> 32) * 0xd6e8feb86659fd93;
@@ -102,6 +122,15 @@ void weft_merge(Graph *const *graph, long count, i32 *children, i32 *offsets, i3
         vertices += g->n, slots += g->m;
     }
     offsets[vertices] = slots;
+}
+
+/* The roots of all graphs. */
+void weft_roots(Graph *const *graph, long count, int64_t *roots) {
+    int64_t vertices = 0;
+    for (long i = 0; i < count; vertices += graph[i++]->n) {
+        const i32 *its = roots_of(graph[i]);
+        for (long at = 0; at < graph[i]->roots; at++) *roots++ = vertices + its[at];
+    }
 }
 
 /* A graph's vertices as nodes: `table` has the type of each kind. Types without ports read nothing, so they have no arguments.

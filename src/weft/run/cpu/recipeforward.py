@@ -15,6 +15,7 @@ from weft.plan.plan import Group
 from weft.run.cpu.recipetypes import ForwardTypeText, go
 from weft.run.cpu.walk import Walk
 from weft.run.cpu.walking import in_runs
+from weft.run.emit import Code
 from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
 from weft.run.recipe import NoRecipe, Writer
@@ -36,6 +37,15 @@ class NativeForwardText(ForwardText):
     parameters = "tensors, records, device, fresh, parts"
     type_text = ForwardTypeText
     writer_class = NativeWriter
+
+    def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
+        """A piece that only hands on what is fed takes it straight to its place."""
+        fed = {value.name: text.code.input_name.get(value.name, ("",)) for value in code.stores}
+        if code.returns or any(name[0] != "feed" for name in fed.values()):
+            text.run_whole(code, places)
+            return
+        for value, name in fed.items():
+            text.feed_into(name, places[value])
 
     def sweep(self, number: int, group: Group) -> None:
         members = [text for t, text in self.types.items() if t in group.types and "during" in text.code.codes]
