@@ -157,6 +157,36 @@ def test_a_call_may_be_computed_again_in_the_backward_pass(name: str, reentrant:
         model.zero_grad()
 
 
+class Written(nn.Module):
+    """Written for one row; with `asks` it goes on until its own number says stop."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        self.w, self.scale, self.asks = nn.Linear(D, D), nn.Parameter(torch.ones(D)), asks
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, steps = torch.tanh(self.w(x)), 0
+        while self.asks and h.sum() < 1 and steps < 3:
+            h, steps = torch.tanh(self.w(h)) + x, steps + 1
+        return (h * self.scale).sum() * self.scale.sum()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_call_of_plain_code_may_be_computed_again_in_the_backward_pass(asks: bool, reentrant: bool) -> None:
+    model, x = Written(asks), rows(4).requires_grad_()
+    net = weft.batched(model)
+    given = [x, *model.parameters()]
+    wanted = torch.autograd.grad(torch.stack([model(row) for row in x]).sin().sum(), given)
+    for _ in range(4):
+        for tensor in given:
+            tensor.grad = None
+        checkpoint(net, x, use_reentrant=reentrant).sin().sum().backward()
+        for tensor, expected in zip(given, wanted, strict=True):
+            assert torch.allclose(tensor.grad, expected, rtol=0, atol=1e-12)
+
+
 class Inside(weft.VertexFunction):
     """A checkpoint within the vertex function: it can be batched by vmap, but not differentiated then."""
 

@@ -51,7 +51,7 @@ class _NoFallback:
 
 
 @contextmanager
-def _unwatched() -> Iterator[None]:
+def unwatched() -> Iterator[None]:
     """Hooks on saved tensors and the search for NaN are meant for real tensors; what is only looked at has none."""
     hooks = []
     while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
@@ -82,7 +82,7 @@ def _trace(function: Callable[..., Any], sizes: Sizes, tensors: list[torch.Tenso
 
     with ExitStack() as stack:
         stack.enter_context(_NoFallback())
-        stack.enter_context(_unwatched())
+        stack.enter_context(unwatched())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.enable_grad())
         return make_fx(functionalize(at_sizes, remove="mutations"), tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)

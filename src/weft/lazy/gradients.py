@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weft.errors import FROM_OUTSIDE
 from weft.graph.capture import Surroundings, fetch
+from weft.graph.twin import unwatched
 from weft.lazy.chains import Flags, Layout, Longs, Recorded
 from weft.lazy.ops import Op
 from weft.lazy.taken import calls_from, calls_of
@@ -177,7 +178,7 @@ def _flags(op: Op) -> tuple[bool, ...]:
 def _tried(tape: Tape, op: Op) -> Reach | None:
     """What the code of a cell says itself, run on fake tensors; None where it does not run on them."""
     try:
-        with tape.pause(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        with tape.pause(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), unwatched():
             return _bits(op, False), _bits(op, True)
     except FROM_OUTSIDE:
         raise

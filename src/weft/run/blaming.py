@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch.utils.checkpoint import _StopRecomputationError
 
 from weft.errors import FROM_OUTSIDE, WeftError
 from weft.graph.calls import Library
 from weft.graph.recording import CallProgram, References
 from weft.run.calls import Blame, Group, run_calls
 from weft.run.options import Options
+
+NOBODY = (*FROM_OUTSIDE, torch.OutOfMemoryError, _StopRecomputationError)
+"""Errors that no call is to blame for; the last is how a checkpoint says that it has what it needs."""
 
 
 def run_blaming(
@@ -20,7 +24,7 @@ def run_blaming(
     """Run calls; where one of them raises an error, `blame` is told which, and may add to what the error says."""
     try:
         return run_calls(library, programs, wanted, options, blame, final)
-    except (*FROM_OUTSIDE, torch.OutOfMemoryError):
+    except NOBODY:
         raise
     except Exception as error:
         if options.backend == "reference" or getattr(error, "__notes__", None):
