@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from weft.lazy.boundary import bounded
 from weft.lazy.flush import Flush, alive
 from weft.lazy.leftover import left_over
 from weft.lazy.mode import Recording
-from weft.lazy.ops import Setting
+from weft.lazy.ops import PLAIN, Setting
 from weft.lazy.patches import intercepted
 from weft.lazy.refusals import explained
 from weft.lazy.tape import Tape, active
@@ -49,7 +49,9 @@ _MOST_IDLE = 4096
 class Waiting:
     """An example that stopped, and the state of torch that its code had made."""
 
-    def __init__(self, worker: Any, example: int, setting: Setting, modes: list[Any], name: str | None) -> None:
+    __slots__ = ("example", "modes", "name", "setting", "worker")
+
+    def __init__(self, worker: Any, example: int, setting: Setting, modes: Sequence[Any], name: str | None) -> None:
         self.worker, self.example, self.setting, self.modes, self.name = worker, example, setting, modes, name
 
 
@@ -124,7 +126,8 @@ class Fibers:
                 return
             self.example = stopped.example
             self.tape.bound(stopped.example)
-            self._restore(stopped)
+            if stopped.setting is not PLAIN or stopped.modes:
+                self._restore(stopped)
             stopped.worker.switch()
 
     def _work(self) -> None:
@@ -159,25 +162,26 @@ class Fibers:
     def _stop(self, name: str | None) -> None:
         if greenlet is None:
             raise TraceError("code that depends on the values of tensors needs fibers: install greenlet")
-        worker, example, tape = greenlet.getcurrent(), self.example, self.tape
+        worker, tape = greenlet.getcurrent(), self.tape
         if self.hub is None or worker is self.hub:
             raise TraceError("a value is needed outside of the function that is run batched")
-        stopped = Waiting(worker, example, tape.setting, self._set_aside(), name)
-        if not tape.setting.is_plain:
-            _set(tape, Setting())
+        depth = torch._C._len_torch_function_stack()
+        modes = () if depth == self.depth else self._set_aside(depth)
+        stopped = Waiting(worker, self.example, tape.setting, modes, name)
+        if tape.setting is not PLAIN:
+            _set(tape, PLAIN)
         (self.waiting if name is None else self.held).append(stopped)
         self.hub.switch()
 
-    def _set_aside(self) -> list[Any]:
+    def _set_aside(self, depth: int) -> Sequence[Any]:
         """Function modes that the example's code has pushed, or None where ours is not on the stack just now."""
-        depth = torch._C._len_torch_function_stack()
         if depth < self.depth:
             _push_mode(self.mode)
             return [None]
         return [_pop_mode() for _ in range(depth - self.depth)]
 
     def _restore(self, stopped: Waiting) -> None:
-        if not stopped.setting.is_plain:
+        if stopped.setting is not PLAIN:
             _set(self.tape, stopped.setting)
         if stopped.modes == [None]:
             _pop_mode()

@@ -19,7 +19,7 @@ from weft.lazy.blame import Site
 from weft.lazy.changes import Changes
 from weft.lazy.gradients import Trained, requires_grad
 from weft.lazy.kinds import Kind
-from weft.lazy.ops import Setting
+from weft.lazy.ops import PLAIN, Setting
 from weft.lazy.pools import ROW, ROW_BITS, Pool, Rows
 from weft.lazy.state import State, Tables, World
 from weft.lazy.value import STEP, Value
@@ -134,7 +134,6 @@ class Tape(Hot):
         self.autocast_kind = kind
         self.ambient_autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         self.world: World = state.world((granularity, is_portable, *self.ambient_autocast))
-        self.setting = Setting()
         self.set_context()
 
     def set_context(self) -> None:
@@ -148,7 +147,7 @@ class Tape(Hot):
             )
         now = (torch.is_autocast_enabled(self.autocast_kind), torch.get_autocast_dtype(self.autocast_kind))
         autocast = None if now == self.ambient_autocast else (self.autocast_kind, now[1], now[0])
-        self.setting = Setting(detached, autocast)
+        self.setting = Setting(detached, autocast) if detached or autocast is not None else PLAIN
         tables = self.world.tables.get(self.setting)
         if tables is None:
             tables = self.world.tables.setdefault(self.setting, Tables())
@@ -273,7 +272,17 @@ class Tape(Hot):
 
     def result(self, value: Value) -> tuple[Rows, int]:
         """What a flush gave for a value; what is pending runs first if it must."""
-        value = self.settled(value)
+        if self.watchful:
+            value = self.settled(value)
+        place = self.results.get(value._ref)
+        if place is None or self.ended is not None:
+            self._compute(value)
+            place = self.results[value._ref]
+        found: tuple[Rows, int] = self.sources[place >> ROW_BITS].find(place & ROW)
+        return found
+
+    def _compute(self, value: Value) -> None:
+        """Let what is pending run, so that there is a result of this value."""
         if self.left and value._ref < self.floor and value._ref not in self.results:
             self.put_back()
         if value._ref >= self.floor and self.ended is None:
@@ -286,7 +295,6 @@ class Tape(Hot):
             raise TraceError(
                 "this Value belongs to a call of weft.batched that is over; return what is needed later, do not keep it aside"
             )
-        return self.found(value._ref)
 
     def tensor(self, value: Value) -> Tensor:
         if value.__class__ is not Value:
