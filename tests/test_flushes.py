@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.lazy import flush
+from weft.lazy import division, flush
 from weft.run import calls
 
 
@@ -94,3 +94,43 @@ def test_results_are_found_in_a_plan_once(monkeypatch: pytest.MonkeyPatch) -> No
     found = counted(monkeypatch, calls, "_wanted_groups")
     check_equal(model, net, x, [2, 2, 2])
     assert not found
+
+
+def test_one_call_may_use_thousands_of_results() -> None:
+    linear = nn.Linear(2, 2).double()
+
+    def fn(x: Tensor) -> Tensor:
+        steps = [linear(x) * 1.0 for _ in range(17000)]
+        if bool(steps[-1].sum() > 100.0):
+            return steps[0]
+        return torch.stack(steps).sum(0) if bool(torch.stack(steps).mean(0).sum() < 100.0) else steps[0]
+
+    x = torch.ones(1, 2, dtype=torch.float64)
+    with torch.no_grad():
+        net = weft.batched(fn)
+        for _ in range(2):
+            torch.testing.assert_close(net(x), 17000 * linear(x))
+
+
+def test_how_a_recording_is_divided_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    step, late = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def fn(x: Tensor, rounds: int) -> Tensor:
+        kept = []
+        for _ in range(rounds):
+            x = torch.tanh(step(x))
+            kept.append(late(x))
+            assert bool(x.sum() < 100.0)
+        return torch.stack(kept).sum(0)
+
+    net, rounds = weft.batched(fn), [1, 2, 2, 4]
+    for _ in range(3):
+        net(torch.randn(4, 4), rounds)
+    found = counted(monkeypatch, division, "_divided")
+    x = torch.randn(4, 4)
+    wanted = torch.stack([fn(row, count) for row, count in zip(x, rounds, strict=True)])
+    torch.testing.assert_close(net(x, rounds), wanted)
+    assert not found
+    net(x, [3, 3, 3, 5])
+    assert found

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +43,10 @@ class Recorded:
     data: dict[tuple[int, int], Table]
     starts: Flags
 
-    @property
-    def structure(self) -> tuple[npt.NDArray[Any], ...]:
+    @cached_property
+    def key(self) -> tuple[bytes, ...]:
         """What is equal for two recordings of equal calls, whatever is fed to them."""
-        return self.type, self.arguments, self.further, self.starts
+        return self.type.tobytes(), self.arguments.tobytes(), self.further.tobytes(), self.starts.tobytes()
 
 
 class Layout:

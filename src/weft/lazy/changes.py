@@ -53,7 +53,7 @@ class Changes:
         """A function is about to write into tensors."""
         targets = list(_targets(func, args, kwargs))
         places = {memory(target) for target in targets}
-        if tape.driver is not None and any(places & _used(tape, one.type) for one in tape.left):
+        if tape.driver is not None and any(places & _used(tape, one.division.type) for one in tape.left):
             tape.driver.complete()
         name = _name(func)
         for target in targets:

@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
 from weft.graph.uncast import cat
 from weft.lazy.blame import WITHIN, name_example, name_site
-from weft.lazy.chains import LOW, Flags, Longs
+from weft.lazy.chains import Flags, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
 from weft.lazy.gradients import bits_at, reaches, trained_outputs
@@ -22,7 +22,7 @@ from weft.lazy.leftover import Leftover
 from weft.lazy.ops import Feed, Op
 from weft.lazy.pools import ROW_BITS, places_of
 from weft.lazy.rewrite import Rewritten, rewrite
-from weft.lazy.taken import recorded
+from weft.lazy.taken import calls_of, tables_of
 from weft.lazy.tape import Tape
 from weft.plan.schedule import PlanCache
 from weft.run.blaming import run_blaming
@@ -76,11 +76,10 @@ class Flush:
     def __init__(self, tape: Tape, wanted: References, left: Leftover | None = None) -> None:
         self.tape, self.state = tape, tape.state
         check_unchanged(tape)
-        self.recorded = recorded(tape) if left is None else left.others()
-        self.left, self.wanted = left, wanted
-        if left is not None:
-            wanted = np.append(wanted[~left.left[(wanted - tape.floor) >> OUTPUT_BITS]], left.used)
-            self.wanted = np.unique(wanted)
+        self.left = left
+        self.recorded = calls_of(tape) if left is None else left.division.others
+        self.data = tables_of(tape.state, tape.data) if left is None else left.tables()
+        self.wanted = wanted if left is None else left.wanted(wanted)
         self._find_handed()
         self._trained: Longs | None = None
 
@@ -101,9 +100,9 @@ class Flush:
         """What to run, and the wanted references in it."""
         chosen = self.wanted - self.tape.floor
         if self.left is not None:
-            chosen = self.left.rest[chosen >> OUTPUT_BITS] << OUTPUT_BITS | chosen & LOW
+            chosen = self.left.division.now(chosen)
         self.merged = merged = self._merged(chosen, final)
-        main = merged.main.program(self.recorded.data)
+        main = merged.main.program(self.data)
         if not self.handed:
             return [main], merged.main.wanted
         return [replace(merged.imports, data=self._handed(merged)), main], merged.main.wanted
@@ -115,8 +114,7 @@ class Flush:
             coarse = Coarse.of(state, self.tape.sites, b"" if final else np.flatnonzero(np.bincount(recorded.type)).tobytes())
             known: PlanCache = state.kept.setdefault("flushes", PlanCache(MOST_FLUSHES))
             kinds = tuple([self.tape.sources[number].kind for number in self.sources])
-            arrays = (*recorded.structure, chosen, self.source)
-            key = (*[each.tobytes() for each in arrays], kinds, self.tape.device)
+            key = (*recorded.key, chosen.tobytes(), self.source.tobytes(), kinds, self.tape.device)
             found = known.find((coarse, coarse.version, *key))
             if found is None:
                 main = rewrite(coarse, state, recorded, chosen)
@@ -175,7 +173,7 @@ class Flush:
             return [group]
         refs = self.wanted[group.at] - self.tape.floor
         if self._trained is None:
-            calls = self.recorded if self.left is None else self.left.calls
+            calls = self.recorded if self.left is None else self.left.division.calls
             if bits_at(reaches(self.tape, calls.type[refs >> OUTPUT_BITS])[0], refs).all():
                 return [group]
             self._trained = trained_outputs(self.tape, calls, self.tape.imported_refs, self.tape.data)
@@ -198,7 +196,7 @@ class Flush:
         call -= self.handed
         if call >= 0:
             at = int(self.merged.main.heads[call]) + getattr(error, WITHIN, 0)
-            at = at if self.left is None else int(np.flatnonzero(~self.left.left)[at])
+            at = at if self.left is None else int(np.flatnonzero(~self.left.division.left)[at])
             name_example(error, self.example_of(at))
             name_site(error, self.state.sites[self.tape.type[at]])
 

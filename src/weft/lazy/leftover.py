@@ -12,112 +12,43 @@ depended, and which were never used again after a flush.
 from __future__ import annotations
 
 from collections.abc import Container
-from itertools import compress
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from weft.graph.recording import OUTPUT_BITS, References
-from weft.lazy.chains import LOW, Flags, Layout, Longs, Recorded
+from weft.graph.recording import OUTPUT_BITS, References, Table
+from weft.lazy.chains import LOW, Longs
+from weft.lazy.division import Division, all_left, divided
 from weft.lazy.taken import calls_of, tables_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import STEP, Value
 
 
 class Leftover:
-    """Calls since the last flush of which some can wait. `left` says which, `number` counts those, `rest` the others."""
+    """Calls since the last flush of which some wait."""
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape, self.floor = tape, tape.floor
-        self.calls = calls_of(tape)
-        layout = Layout(self.calls, *tape.state.widths())
-        self.owner, self.producer, self.inside = layout.consumer, layout.producer, ~layout.handed
-        self.leave(np.ones(len(self.calls.type), bool))
+    def __init__(self, tape: Tape, division: Division) -> None:
+        self.tape, self.floor, self.division = tape, tape.floor, division
 
-    def leave(self, left: Flags) -> None:
-        """These calls are left."""
-        self.left = left
-        self.number, self.rest = np.cumsum(left) - 1, np.cumsum(~left) - 1
-        self.crosses: Flags = self.inside & left[self.owner] & ~left[self.producer]
+    def wanted(self, alive: References) -> References:
+        """Of what is alive, and of what is used by what is left, references to what runs now."""
+        return np.union1d(self.division.runs(alive - self.floor), self.division.used) + self.floor
 
-    def choose(self, finished: Flags, needed: Longs) -> bool:
-        """Leave what can wait, such that nothing that runs now uses any of it; False where what was left before is needed."""
-        eager, forced = self.tape.state.eager(), self._uses_what_is_left()
-        types = self.calls.type
-        while True:
-            left = finished | forced | ~eager[types]
-            wrong = np.append(self.producer[self.inside & ~left[self.owner] & left[self.producer]], needed[left[needed]])
-            if not len(wrong):
-                self.leave(left)
-                return True
-            if forced[wrong].any():
-                return False
-            if finished[wrong].any():  # examples use each other's values
-                finished = np.zeros(len(left), bool)
-            eager[types[wrong]] = True
-
-    def _uses_what_is_left(self) -> Flags:
-        """Which calls use a value that was left by an earlier flush."""
-        found = np.zeros(len(self.calls.type), bool)
-        results = self.tape.results
-        missing = [ref not in results for ref in self.tape.imported_refs] if self.tape.left else []
-        if any(missing):
-            handed = ~self.inside
-            found[self.owner[handed][np.array(missing)[-self.calls.arguments[handed] - 1]]] = True
-        return found
-
-    @property
-    def used(self) -> References:
-        """References of what runs now that is used by what is left, as often as it is used."""
-        found: References = self.calls.arguments[self.crosses] + self.floor
-        return found
-
-    def others(self) -> Recorded:
-        """The recording of the calls that run now."""
-        calls, now = self.calls, ~self.left
-        arguments = calls.arguments[now[self.owner]]
-        inside = arguments >= 0
-        arguments[inside] = self.rest[arguments[inside] >> OUTPUT_BITS] << OUTPUT_BITS | arguments[inside] & LOW
-        further = calls.further[self._of_many(now)] if len(calls.further) else calls.further
-        run = np.cumsum(calls.starts[:-1])[now]  # calls with nothing but left ones between them follow each other
-        starts = np.ones(len(run) + 1, bool)
-        starts[1:-1] = run[1:] != run[:-1]
-        return Recorded(calls.type[now], arguments, further, tables_of(self.tape.state, self._fed(now)), starts)
-
-    def _of_many(self, chosen: Flags) -> Flags:
-        """Which of the calls that take many arguments are among the chosen ones."""
-        found: Flags = chosen[self.tape.state.widths()[1][self.calls.type]]
-        return found
-
-    def _fed(self, chosen: Flags) -> dict[int, list[Any]]:
-        """What is fed to the chosen calls."""
-        found: dict[int, list[Any]] = {}
-        for number, rows in self.tape.data.items():
-            mine = chosen[self.calls.type == number]
-            feeds = len(self.tape.state.fines[number].feeds)
-            kept = rows if mine.all() else list(compress(rows, (mine if feeds == 1 else np.repeat(mine, feeds)).tolist()))
-            if kept:
-                found[number] = kept
-        return found
+    def tables(self) -> dict[tuple[int, int], Table]:
+        """What is fed to the calls that run now."""
+        state = self.tape.state
+        return tables_of(state, self.division.fed(state.fines, self.tape.data, left=False))
 
     def take_off(self, values: list[Value], copies: bool) -> None:
         """Keep what is needed to put the calls back, before the tape goes on without them. `copies`: of fed tensors, too."""
-        tape, chosen, calls, floor = self.tape, self.left.tolist(), self.calls, self.floor
-        mine = self.left[self.owner]
-        self.type = calls.type[self.left].tolist()
-        self.arguments, inside = calls.arguments[mine], self.inside[mine]
-        self.arguments[inside] += floor
-        self.handed_at = ~inside | self.crosses[mine]
-        handed = self.arguments[self.handed_at].tolist()
-        self.handed = [tape.imported_refs[-ref - 1] if ref < 0 else ref for ref in handed]
-        self.further = calls.further[self._of_many(self.left)].tolist() if len(calls.further) else []
-        fed = self._fed(self.left)
+        tape, division, floor = self.tape, self.division, self.floor
+        self.handed = [tape.imported_refs[-ref - 1] if ref < 0 else ref + floor for ref in division.handed]
+        fed = division.fed(tape.state.fines, tape.data, left=True)
         self.data = {
             number: [row.clone() if copies and isinstance(row, Tensor) else row for row in rows] for number, rows in fed.items()
         }
         self.fed = [] if copies else tape.fed
-        before = [0, *np.cumsum(self.left).tolist()]
+        before, chosen = division.before, division.is_left
         ends = [start for start, _ in tape.bounds[1:]] + [len(chosen)]
         pieces = zip(tape.bounds, ends, strict=True)
         self.bounds = [(before[start], example) for (start, example), end in pieces if before[start] < before[end]]
@@ -126,23 +57,23 @@ class Leftover:
     def holds(self, ref: int) -> bool:
         """Whether a reference is of a call that is left here."""
         at = (ref - self.floor) // STEP
-        return 0 <= at < len(self.left) and bool(self.left[at])
+        return 0 <= at < len(self.division.is_left) and self.division.is_left[at]
 
     def put_back(self, all_left: list[Leftover], floors: Longs) -> None:
         """After everything that the tape holds by now. `all_left` begin at `floors`; those before this one are back already."""
-        tape = self.tape
+        tape, division = self.tape, self.division
         self.first, calls = tape.next, len(tape.type)
-        tape.type += self.type
-        tape.further += self.further
+        tape.type += division.type
+        tape.further += division.further
         tape.fed += self.fed
         tape.bounds += [(calls + at, example) for at, example in self.bounds]
         for number, rows in self.data.items():
             tape.data[number] += rows
-        refs = np.empty(len(self.arguments), np.int64)
-        refs[~self.handed_at] = self.moved(self.arguments[~self.handed_at])
-        refs[self.handed_at] = self._handed_in(all_left, floors)
+        refs, inside = np.empty(len(division.arguments), np.int64), ~division.handed_at
+        refs[inside] = self.moved(division.arguments[inside] + self.floor)
+        refs[division.handed_at] = self._handed_in(all_left, floors)
         tape.arguments += refs.tolist()
-        tape.next = self.first + len(self.type) * STEP
+        tape.next = self.first + len(division.type) * STEP
         mine = [value for value in self.values if self.holds(value._ref)]  # others have been written into since
         for value, ref in zip(mine, self.moved(np.array([value._ref for value in mine], np.int64)).tolist(), strict=True):
             value._ref = ref
@@ -152,7 +83,7 @@ class Leftover:
     def moved(self, refs: Longs) -> Longs:
         """Where references to calls that were left here are now."""
         at = refs - self.floor
-        found: Longs = self.first + (self.number[at >> OUTPUT_BITS] << OUTPUT_BITS | at & LOW)
+        found: Longs = self.first + (self.division.number[at >> OUTPUT_BITS] << OUTPUT_BITS | at & LOW)
         return found
 
     def _handed_in(self, all_left: list[Leftover], floors: Longs) -> Longs:
@@ -177,16 +108,17 @@ def left_over(tape: Tape, busy: Container[int], needed: list[Value]) -> Leftover
     idle = [(start, end) for (start, example), end in pieces if start < end and example not in busy]
     if not idle and not tape.left and tape.state.eager()[list(set(tape.type))].all():
         return None
-    finished = np.zeros(len(tape.type), bool)
+    calls, finished = calls_of(tape), np.zeros(len(tape.type), bool)
     for start, end in idle:
         finished[start:end] = True
-    found = Leftover(tape)
+    missing = np.array([ref not in tape.results for ref in tape.imported_refs] if tape.left else [], bool)
     asked = np.array([value._ref for value in needed], np.int64)
-    if not found.choose(finished, (asked - tape.floor) >> OUTPUT_BITS):
+    found = divided(tape.state, calls, finished, missing, (asked - tape.floor) >> OUTPUT_BITS)
+    if found is None:
         _never_wait(tape)
         put_back(tape)
         return left_over(tape, busy, needed)
-    return found if found.left.any() else None
+    return Leftover(tape, found) if len(found.type) else None
 
 
 def _never_wait(tape: Tape) -> None:
@@ -194,7 +126,7 @@ def _never_wait(tape: Tape) -> None:
     for ref in tape.imported_refs:
         one = None if ref in tape.results else tape.left_at(ref)
         if one is not None:
-            tape.state.eager()[one.calls.type[(ref - one.floor) // STEP]] = True
+            tape.state.eager()[one.division.calls.type[(ref - one.floor) // STEP]] = True
 
 
 def put_back(tape: Tape) -> None:
@@ -203,10 +135,10 @@ def put_back(tape: Tape) -> None:
     if not left:
         return
     if tape.type:
-        now = Leftover(tape)
+        now = Leftover(tape, all_left(tape.state, calls_of(tape)))
         now.take_off(tape.values or [], copies=False)
         left.append(now)
-    written = tape.changes.shifted(sum(len(one.type) for one in left[:-1]))
+    written = tape.changes.shifted(sum(len(one.division.type) for one in left[:-1]))
     bounds = tape.bounds
     tape.advance()
     tape.changes.written = written

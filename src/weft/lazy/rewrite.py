@@ -58,27 +58,20 @@ def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References
     arguments[chosen >= 0] = moved(chosen[chosen >= 0])
     types = coarse.number[t[heads]].astype(np.int32)
     calls = CallProgram(types, arguments, recorded.further, {})
-    return Rewritten(calls, moved(wanted), heads.astype(np.int32), _tables(coarse, recorded, heads))
+    return Rewritten(calls, moved(wanted), heads.astype(np.int32), _tables(coarse, state, recorded, heads))
 
 
-def _tables(coarse: Coarse, recorded: Recorded, heads: Longs) -> list[tuple[Column, list[Column], Longs | None]]:
+def _tables(coarse: Coarse, state: State, recorded: Recorded, heads: Longs) -> list[tuple[Column, list[Column], Longs | None]]:
     """Fed data by call type: a block's feeds are those of its operations, in order."""
     parts: dict[Column, list[tuple[int, Column]]] = {}
     for head in np.flatnonzero(np.bincount(recorded.type[heads])).tolist():
-        feeds = [(t, i) for t in coarse.blocks[head] for i in _range(recorded, t)]
+        feeds = [(t, i) for t in coarse.blocks[head] for i in range(len(state.fines[t].feeds))]
         for number, key in enumerate(feeds):
             parts.setdefault((int(coarse.number[head]), number), []).append((head, key))
     found: list[tuple[Column, list[Column], Longs | None]] = []
     for target, made_of in parts.items():
         order = None if len(made_of) == 1 else _order(recorded.type, [head for head, _ in made_of])
         found.append((target, [key for _, key in made_of], order))
-    return found
-
-
-def _range(recorded: Recorded, t: int) -> list[int]:
-    found: list[int] = []
-    while (t, len(found)) in recorded.data:
-        found.append(len(found))
     return found
 
 
