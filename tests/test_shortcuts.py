@@ -188,6 +188,22 @@ def test_modes_of_the_user_see_functions_that_are_written_in_python() -> None:
         assert seen.count(F.relu) == 2
 
 
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_shortcuts), False])
+def test_a_stack_hands_nothing_in_before_it_is_used(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = nn.Linear(2, 2)
+
+    def fn(x: Tensor) -> Any:
+        rows = [linear(x), linear(x)]
+        assert bool(rows[0].sum() < 100.0)
+        stack = torch.stack(rows)
+        return stack.shape, rows[0] * 2
+
+    if not native and shortcuts.shortcut_type() is not None:
+        without_shortcuts(monkeypatch)
+    for _ in range(2):
+        assert len(record(fn, torch.ones(3, 2)).imports) == 3
+
+
 @needs_shortcuts
 def test_a_shortcut_reads_as_the_function_that_it_stands_for() -> None:
     assert Value.tanh.__doc__ == "As `torch.Tensor.tanh`, recorded."

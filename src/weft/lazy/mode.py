@@ -52,10 +52,11 @@ class Recording(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if frame.f_code is HANDLE and frame.f_back is not None:
             frame = frame.f_back.f_back or frame.f_back
-        head, given = (func, args) if not kwargs else ((func, *kwargs), (*args, *kwargs.values()))
-        found = short(tape, head, given, frame)
-        if found is not MISS:
-            return found
+        if kwargs or len(args) != 1 or func not in SPECIAL:
+            head, given = (func, args) if not kwargs else ((func, *kwargs), (*args, *kwargs.values()))
+            found = short(tape, head, given, frame)
+            if found is not MISS:
+                return found
         return called(tape, func, args, kwargs or {}, frame)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from weft.cc import build, compiler
 from weft.lazy.constants import BOOL, INT, Constant
-from weft.lazy.mode import HANDLE, Recording
+from weft.lazy.mode import HANDLE, SPECIAL, Recording
 from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
@@ -59,6 +59,7 @@ def shortcut_type() -> Any:
             INT,
             BOOL,
             torch._C._len_torch_function_stack,
+            SPECIAL,
             STEP,
         )
     )

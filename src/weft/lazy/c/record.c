@@ -21,7 +21,7 @@ typedef struct {
 } Shortcut;
 
 static PyTypeObject *ValueType, *ConstantType, *TapeType, *QuickType;
-static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind, *StackDepth;
+static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind, *StackDepth, *Special;
 static PyObject *s_tape, *s_training, *s_imported;
 static long long Step;
 static Py_ssize_t v_tape, v_ref, v_kind, c_number, q_number, q_single, q_kinds;
@@ -424,7 +424,8 @@ static PyObject *mode(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     if (tape == NULL) return NULL;
     PyObject *keywords = count == 5 && args[4] != Py_None && PyDict_GET_SIZE(args[4]) ? args[4] : NULL;
     Py_ssize_t given = PyTuple_GET_SIZE(args[3]);
-    if (Py_IS_TYPE(tape, TapeType) && SLOT(tape, t_paused) == Py_False) {
+    int has_rule = keywords == NULL && given == 1 ? PyDict_Contains(Special, args[1]) : 0; /* of its own, in Python */
+    if (has_rule == 0 && Py_IS_TYPE(tape, TapeType) && SLOT(tape, t_paused) == Py_False) {
         if (keywords == NULL) {
             found = by_name(tape, args[1], ((PyTupleObject *)args[3])->ob_item, given, NULL, 0);
         } else if (given + PyDict_GET_SIZE(keywords) <= MOST) {
@@ -605,8 +606,8 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
 /* The type Shortcut, for these classes and objects of the front end. */
 PyObject *weft_shortcuts(PyObject *given)
 {
-    if (!PyArg_ParseTuple(given, "OOOOOOOOOOOL", &ValueType, &ConstantType, &TapeType, &QuickType, &Parameter, &Active, &Picked,
-                          &HandleCode, &IntKind, &BoolKind, &StackDepth, &Step))
+    if (!PyArg_ParseTuple(given, "OOOOOOOOOOOO!L", &ValueType, &ConstantType, &TapeType, &QuickType, &Parameter, &Active, &Picked,
+                          &HandleCode, &IntKind, &BoolKind, &StackDepth, &PyDict_Type, &Special, &Step))
         return NULL;
     Py_INCREF(given); /* all of them stay, once for each time that this is called */
     struct { PyTypeObject *type; const char *name; Py_ssize_t *place; } wanted[] = {
