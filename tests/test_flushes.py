@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from weft.graph.cell import Trace
 from weft.lazy import division, flush
 from weft.run import calls
 
@@ -134,3 +136,45 @@ def test_how_a_recording_is_divided_is_found_once(monkeypatch: pytest.MonkeyPatc
     assert not found
     net(x, [3, 3, 3, 5])
     assert found
+
+
+def test_the_cells_of_a_flush_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Rounds(), torch.randn(3, 4)
+    net = weft.batched(model)
+    for _ in range(3):
+        net(x, [2, 2, 2])
+    looked = counted(monkeypatch, Trace, "holds")
+    check_equal(model, net, x, [2, 2, 2])
+    assert not looked
+    model.step = nn.Linear(4, 4)
+    check_equal(model, net, x, [2, 2, 2])
+    seen: list[Any] = []
+    model.score.register_forward_hook(lambda *given: seen.append(given))
+    with pytest.warns(weft.FallbackWarning, match="a module in it carries hooks"):
+        check_equal(model, net, x, [2, 2, 2])
+    assert seen
+
+
+def test_a_flush_makes_a_bounded_number_of_calls() -> None:
+    """Of Python functions and of functions in C, where its structure was seen before."""
+    torch.manual_seed(0)
+    net, x = weft.batched(Rounds()), torch.randn(2, 4)
+
+    def calls(rounds: int) -> int:
+        for _ in range(4):
+            net(x, [rounds, rounds])
+        made = 0
+
+        def profile(frame: Any, event: str, _: Any) -> None:
+            nonlocal made
+            made += event in ("call", "c_call")
+
+        sys.setprofile(profile)
+        try:
+            net(x, [rounds, rounds])
+        finally:
+            sys.setprofile(None)
+        return made
+
+    assert (calls(8) - calls(3)) / 5 < 750

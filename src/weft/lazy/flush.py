@@ -217,7 +217,8 @@ def alive(tape: Tape) -> References:
     counts = list(map(sys.getrefcount, tape.values))
     floor = tape.floor
     tape.held = [value for value, count in zip(tape.values, counts, strict=True) if count > _UNHELD and value._ref >= floor]
-    return np.unique(np.array([value._ref for value in tape.held], np.int64))
+    held = np.array([value._ref for value in tape.held], np.int64)
+    return held if bool((held[1:] > held[:-1]).all()) else np.unique(held)
 
 
 _UNHELD = next(map(sys.getrefcount, [object()]))

@@ -30,11 +30,11 @@ def calls_of(tape: Tape) -> Recorded:
 
 def calls_from(floor: int, types: list[int], refs: list[int], further: list[int]) -> Recorded:
     """Calls as they were written on a tape, of which the first has this reference."""
-    arguments = np.array(refs, np.int64)
+    arguments = np.fromiter(refs, np.int64, len(refs))
     arguments[arguments >= 0] -= floor
     starts = np.zeros(len(types) + 1, bool)
     starts[[0, -1]] = True
-    return Recorded(np.array(types, np.int32), arguments, np.array(further, np.int32), {}, starts)
+    return Recorded(np.fromiter(types, np.int32, len(types)), arguments, np.array(further, np.int32), {}, starts)
 
 
 def tables_of(state: State, data: Mapping[int, list[Any]]) -> dict[tuple[int, int], Table]:

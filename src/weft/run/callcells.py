@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Hashable, Sequence
+
+from torch import Tensor
 
 from weft.errors import FallbackWarning, ShapeError, TraceError
 from weft.graph.calls import KEY, CallType
 from weft.graph.capture import Surroundings
 from weft.graph.cell import Trace, trace, trace_plainly
+from weft.graph.held import Held
 from weft.graph.rows import TensorSpec
 from weft.graph.tape import Name
 from weft.graph.tracing import tracing
@@ -16,6 +20,7 @@ from weft.run.call import CompiledCell
 from weft.run.callports import Groups
 
 KEPT_TRACES = 4
+MOST_TOGETHER = 256
 
 
 class Cells:
@@ -23,6 +28,7 @@ class Cells:
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, Groups], list[CompiledCell]] = {}
+        self.together: dict[Hashable, list[tuple[Held, dict[int, CompiledCell]]]] = {}
         self.foreseen: dict[Name, TensorSpec] = {}
         self.warned: set[int] = set()
 
@@ -35,9 +41,27 @@ class Cells:
             self.kept[t, groups] = [found, *kept][:KEPT_TRACES]
         return found
 
+    def all(
+        self, key: Hashable, make: Callable[[], dict[int, CompiledCell]]
+    ) -> tuple[dict[int, CompiledCell], Sequence[Tensor] | None]:
+        """The cells of plans that are known by a key, looked at together; and the tensors outside, if that has found them."""
+        kept = self.together.get(key, [])
+        for held, cells in kept:
+            tensors = held.tensors()
+            if tensors is not None:
+                return cells, tensors
+        cells = make()
+        traces = [cell.trace for cell in cells.values()]
+        if Held.can_tell(traces):
+            if len(self.together) >= MOST_TOGETHER:
+                self.together.clear()
+            self.together[key] = [(Held(traces), cells), *kept][:KEPT_TRACES]
+        return cells, None
+
     def foresee(self, name: Name, spec: TensorSpec) -> None:
         """A cell that is not traced asked for one thing more of its further arguments than it had."""
         self.foreseen[name] = spec
+        self.together.clear()
         self.kept = {key: [cell for cell in cells if cell.trace.fallback is None] for key, cells in self.kept.items()}
 
     def _traced(self, t: int, kind: CallType, groups: Groups) -> CompiledCell:

@@ -142,7 +142,11 @@ def engine_call(
     with engine.lock:
         found: dict[int, CompiledCell] = {}
         prepared, cached = prepare(library, programs, wanted, options, found)
-        cells = {i: found.get(t) or _cell(library, engine, t) for i, t in enumerate(prepared.types)}
+
+        def make() -> dict[int, CompiledCell]:
+            return {i: found.get(t) or _cell(library, engine, t) for i, t in enumerate(prepared.types)}
+
+        cells, captured = engine.cells.all((prepared.types, engine.sharing.count), make)
     plan = prepared.plan
     device = torch.device(library.types[prepared.types[0]].device)
     tables = merge_tables(programs)
@@ -151,7 +155,8 @@ def engine_call(
         for number in range(len(library.types[t].feeds)):
             feeds[i, "data", number] = torch.as_tensor(tables[t, number]).to(device)
     backend = options.backend_on(device)
-    call = Call(plan, cells, feeds, (), [each for _, each in prepared.results], device, options.recompute, backend)
+    results = [each for _, each in prepared.results]
+    call = Call(plan, cells, feeds, (), results, device, options.recompute, backend, captured=captured)
     return call, [at for at, _ in prepared.results], cached
 
 
