@@ -91,11 +91,9 @@ def divided(state: State, calls: Recorded, finished: Flags, missing: Flags, need
     """
     known: PlanCache = state.kept.setdefault("divisions", PlanCache(MOST_KEPT))
     key = (*calls.key, finished.tobytes(), missing.tobytes(), needed.tobytes())
-    found: Any = known.find((*key, state.eager().tobytes()))
-    if found is None:
-        found = _divided(state, calls, finished, missing, needed)
-        if found is not None:
-            known.add((*key, state.eager().tobytes()), found)
+    found: Any = known.find((*key, state.eager().tobytes())) or _divided(state, calls, finished, missing, needed)
+    if found is not None:
+        known.add((*key, state.eager().tobytes()), found)  # by what is eager now: dividing may have learned more
     division: Division | None = found
     return division
 

@@ -115,10 +115,8 @@ class Flush:
             known: PlanCache = state.kept.setdefault("flushes", PlanCache(MOST_FLUSHES))
             kinds = tuple([self.tape.sources[number].kind for number in self.sources])
             key = (*recorded.key, chosen.tobytes(), self.source.tobytes(), kinds, self.tape.device)
-            found = known.find((coarse, coarse.version, *key))
-            if found is None:
-                main = rewrite(coarse, state, recorded, chosen)
-                found = known.add((coarse, coarse.version, *key), self._joined(main))
+            found = known.find((coarse, coarse.version, *key)) or self._joined(rewrite(coarse, state, recorded, chosen))
+            known.add((coarse, coarse.version, *key), found)  # by the version after the rewriting, which may have learned more
             assert isinstance(found, Merged)
             return found
 
