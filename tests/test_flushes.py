@@ -177,4 +177,4 @@ def test_a_flush_makes_a_bounded_number_of_calls() -> None:
             sys.setprofile(None)
         return made
 
-    assert (calls(8) - calls(3)) / 5 < 750
+    assert (calls(8) - calls(3)) / 5 < 900
