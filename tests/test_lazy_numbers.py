@@ -128,3 +128,19 @@ def test_odd_numbers_among_many_at_one_place_are_those_of_the_loop(name: str, dt
     for _ in range(3):
         for found, number in zip(net(x, numbers), numbers, strict=True):
             torch.testing.assert_close(found, fn(x[0], number), equal_nan=True)
+
+
+@pytest.mark.parametrize("number", [1e-50, 1e-46, 1e39, 3.5e38, 1e-300])
+@pytest.mark.parametrize("varies", [False, True])
+def test_numbers_that_float32_does_not_hold_are_those_of_the_loop(number: float, varies: bool) -> None:
+    scale = nn.Parameter(torch.tensor([0.7, -1.3, 2.0]))
+    numbers = [number, 2.0, 3.0, 4.5, 5.5] if varies else [number] * 5
+
+    def powers(v: float) -> Any:
+        return (scale * 2) ** v, v ** (scale * 2), (scale * 2) * v
+
+    expected = [torch.stack(part) for part in zip(*map(powers, numbers), strict=True)]
+    for _ in range(2):
+        found = weft.batched(powers)(numbers)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=0, equal_nan=True)

@@ -19,7 +19,8 @@ from weft.lazy.tape import Tape
 from weft.lazy.value import Value, picked
 
 FEW = 3
-_LARGE = 1e38
+_SMALL, _LARGE = 1e-37, 1e38
+"""What float32 holds; others are no longer themselves when a tensor stands for them."""
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -83,7 +84,7 @@ def _fits(func: Any, numbers: Any, dtype: torch.dtype) -> bool:
     if dtype in _FLOATS:
         if func in ROOTS and any(abs(number) == 0.5 for number in numbers):
             return False  # by itself such a number is a root, which has other signs at infinity and zero
-        return all(abs(number) < _LARGE for number in numbers)
+        return all(number == 0 or _SMALL < abs(number) < _LARGE for number in numbers)
     whole = dtype is torch.int64 and func in EXACT
     return whole and all(number.__class__ is int and abs(number) < 1 << 62 for number in numbers)
 

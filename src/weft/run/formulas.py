@@ -34,6 +34,10 @@ def _known(text: str | bool) -> float | None:
     return float(text[2:-1]) if isinstance(text, str) and text.startswith("R(") else None
 
 
+SMALLEST, LARGEST = 1e-37, 1e38
+"""Between these float32 has numbers of full precision; torch rounds the others to zero or infinity first."""
+
+
 def _power(a: str, exponent: str) -> str | None:
     power = _known(exponent)
     if power is None or not math.isfinite(power):
@@ -50,7 +54,9 @@ def _power(a: str, exponent: str) -> str | None:
 
 def _power_of(base: str, a: str) -> str | None:
     number = _known(base)
-    return f"exp_({a} * R({math.log(number)!r}))" if number not in (None, 1, math.inf) and number > 0 else None
+    if number is None or number == 1 or not SMALLEST < number < LARGEST:
+        return None
+    return f"exp_({a} * R({math.log(number)!r}))"
 
 
 def _softplus(a: str, beta: str = "1", threshold: str = "20") -> str:
