@@ -218,6 +218,18 @@ def test_double_backward_raises_clearly(loss: Callable[[dict[str, Tensor]], Tens
         first.square().sum().backward()
 
 
+@pytest.mark.parametrize("granularity", ["auto", "cell", "operator"])
+@pytest.mark.parametrize("policy", ["condense", "depth", "agenda"])
+def test_no_gradient_comes_through_detach_under_any_policy(policy: str, granularity: str) -> None:
+    before, scale = nn.Linear(3, 3), torch.ones(3, requires_grad=True)
+    call = weft.batched(lambda x: before(x).detach() * scale, policy=policy, granularity=granularity)
+    for _ in range(4):
+        scale.grad = None
+        call(torch.ones(4, 3)).sum().backward()
+        assert before.weight.grad is None and before.bias.grad is None
+        assert scale.grad is not None
+
+
 def test_double_backward_works_one_by_one() -> None:
     model, g = net(), weft.Graph.chain(3)
     x = rows(g).requires_grad_()

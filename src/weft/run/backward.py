@@ -124,7 +124,7 @@ class Backward:
                     continue
                 run = self.runs[read.type]
                 name = input_of(run.kinds[read.port], key)
-                if ("grad", name) in run.code.tape.outputs:
+                if run.code.tape.outputs.get(("grad", name)) is not None:
                     kept.append((run, read, name, back))
             self.feeds[number, key, value_class] = kept
         return kept
