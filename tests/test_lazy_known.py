@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 import weft
 from lazy_parts import assert_equals_loop, inputs
 from weft.lazy.ops import Op
+from weft.lazy.state import MOST_ALIKE
 
 torch.manual_seed(0)
 LAYER = nn.Linear(3, 3).double()
@@ -64,3 +67,61 @@ def test_writing_at_a_list_of_numbers() -> None:
         return h
 
     assert_equals_loop(fn, inputs(3), [[0, 1], [1], [2, 0]])
+
+
+def _scaled(layer: nn.Module, scale: float, **options: Any) -> Any:
+    """A function that is made anew with every call."""
+    return weft.batched(lambda x: layer(x) * scale * FACTOR, **options)
+
+
+FACTOR = 2.0
+
+
+def test_a_function_that_is_made_anew_is_known(looks: list[Op], monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(3, 3).double()
+    _scaled(layer, 3.0)(inputs())
+    looks.clear()
+    assert torch.allclose(_scaled(layer, 3.0)(inputs()), layer(inputs()) * 6)
+    assert not looks
+    assert torch.allclose(_scaled(layer, 4.0)(inputs()), layer(inputs()) * 8)
+    other = nn.Linear(3, 3).double()
+    assert torch.allclose(_scaled(other, 3.0)(inputs()), other(inputs()) * 6)
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    assert torch.allclose(_scaled(layer, 3.0)(inputs()), layer(inputs()) * 15)
+
+
+def test_variables_that_are_bound_anew_are_seen(looks: list[Op]) -> None:
+    layer = nn.Linear(3, 3).double()
+
+    def step() -> Any:
+        return weft.batched(lambda x: layer(x) * 2)(inputs())
+
+    step()
+    looks.clear()
+    step()
+    assert not looks
+    layer = nn.Linear(3, 3).double()
+    assert torch.allclose(step(), layer(inputs()) * 2)
+    layer.weight = nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
+    step().sum().backward()
+    assert torch.allclose(step(), layer(inputs()) * 2) and layer.weight.grad is not None
+
+
+def test_recordings_of_examples_belong_to_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(3, 3).double()
+    key: dict[str, Any] = {"cache": lambda x: 0}
+    assert torch.allclose(_scaled(layer, 3.0, **key)(inputs(1)), layer(inputs(1)) * 6)
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    assert torch.allclose(_scaled(layer, 3.0, **key)(inputs(1)), layer(inputs(1)) * 15)
+
+
+def test_what_is_known_of_them_is_bounded_and_goes_with_the_module() -> None:
+    layer = nn.Linear(3, 3).double()
+    for scale in range(20):
+        _scaled(layer, float(scale))(inputs(1))
+    states = list(layer.__dict__["_weft"].values())
+    assert len(states) == MOST_ALIKE
+    alive = weakref.ref(layer)
+    del layer, states
+    gc.collect()
+    assert alive() is None

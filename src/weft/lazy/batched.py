@@ -65,7 +65,7 @@ class Batched:
 
     @property
     def state(self) -> State:
-        return state_of(self.fn)
+        return state_of(self.fn, is_own=self.cache is not None and self.cache is not False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], Batch):

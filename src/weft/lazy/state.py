@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from operator import is_
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from weft.graph.calls import CallType, Library
 from weft.graph.capture import Guards, Place, Surroundings, fetch
 from weft.lazy.blame import Site
+from weft.lazy.identity import frozen, identity
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Op, Setting, Window
 
@@ -236,14 +237,46 @@ def _call_type(key: Any) -> CallType:
 _without_dict: dict[Any, State] = {}
 
 
-def state_of(fn: Any) -> State:
-    """The state of a function or module; it lives and dies with it."""
+def state_of(fn: Any, is_own: bool = False) -> State:
+    """The state of a function or module; it lives and dies with it.
+
+    Functions that are made anew in every call of the code around them, and do the same, have one state, which lives with a
+    module that they use. `is_own`: not so what is kept of examples, since global variables may change from one to the next.
+    """
     if isinstance(fn, MethodType):
-        return _in(fn.__self__, ("method", fn.__func__), fn)
-    return _in(fn, "function", fn)
+        return _in(fn.__self__, ("method", fn.__func__), fn, State)
+    if is_own or not isinstance(fn, FunctionType) or "<l" not in fn.__qualname__:
+        return _in(fn, "own", fn, State)
+    return _in(fn, "alike", fn, _state_of_alike)
 
 
-def _in(holder: Any, name: Hashable, fn: Any) -> State:
+def _state_of_alike(fn: FunctionType) -> State:
+    """The state of functions like this one, if there is a module to keep it."""
+    key = identity(fn)
+    module = None if key is fn else _module_of(fn)
+    if module is None:
+        return State(fn)
+    kept = _kept_in(module.__dict__, module)
+    found = kept.pop(key, None)
+    kept[key] = found = State(frozen(fn)) if found is None or not found.roots or found.is_full() else found
+    alike = [name for name in kept if isinstance(name, tuple) and name[0] is FunctionType]
+    for name in alike[:-MOST_ALIKE]:
+        del kept[name]
+    return found
+
+
+MOST_ALIKE = 8
+"""For so many functions that are made anew again and again a module keeps their states."""
+
+
+def _module_of(fn: FunctionType) -> nn.Module | None:
+    """The first module among a function's variables."""
+    variables = [cell.cell_contents for cell in fn.__closure__ or ()]
+    variables += [fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__]
+    return next((each for each in variables if isinstance(each, nn.Module)), None)
+
+
+def _in(holder: Any, name: Hashable, fn: Any, new: Callable[[Any], State]) -> State:
     attributes = getattr(holder, "__dict__", None)
     if not isinstance(attributes, dict):
         try:
@@ -253,16 +286,21 @@ def _in(holder: Any, name: Hashable, fn: Any) -> State:
         if one.is_full():
             one = _without_dict[holder, name] = one.followed()
         return one
+    kept = _kept_in(attributes, holder)
+    found: State | None = kept.get(name)
+    if found is None or not found.roots:
+        found = kept[name] = new(fn)
+    elif found.is_full():
+        found = kept[name] = found.followed()
+    return found
+
+
+def _kept_in(attributes: dict[str, Any], holder: Any) -> _Kept:
     kept = attributes.get("_weft")
     if not isinstance(kept, _Kept) or kept.holder is not holder:
         kept = attributes["_weft"] = _Kept()
         kept.holder = holder
-    found: State | None = kept.get(name)
-    if found is None or not found.roots:
-        found = kept[name] = State(fn)
-    elif found.is_full():
-        found = kept[name] = found.followed()
-    return found
+    return kept
 
 
 class _Kept(dict[Any, State]):
