@@ -108,3 +108,13 @@ def test_values_that_were_kept_aside_say_so() -> None:
     weft.batched(fn)(torch.ones(2, 2))
     with pytest.raises(weft.TraceError, match=r"belongs to a call of weft.batched that is over"):
         kept[0] + 1
+
+
+@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("convert", [float, int, complex, bool, torch.Tensor.item])
+def test_conversions_of_several_numbers_raise_what_tensors_raise(convert: Any, count: int) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as expected:
+        convert(torch.ones(count))
+    with pytest.raises(type(expected.value)) as found:
+        weft.batched(lambda x: convert(x.cos()) if convert is not torch.Tensor.item else x.cos().item())(torch.ones(2, count))
+    assert str(found.value).splitlines()[0] == str(expected.value)

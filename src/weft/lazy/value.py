@@ -146,17 +146,25 @@ class Value:
 
     def __bool__(self) -> bool:
         if self._kind.count != 1:
-            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+            raise RuntimeError(
+                f"Boolean value of Tensor with {'more than one value' if self._kind.count else 'no values'} is ambiguous"
+            )
         return bool(self.item())
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._only())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._only())
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._only())
+
+    def _only(self) -> Any:
+        """The one number there is, for Python's own conversions."""
+        if self._kind.count != 1:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return self.item()
 
     def __index__(self) -> int:
         if self._kind.dtype.is_floating_point or self._kind.dtype.is_complex:
