@@ -107,6 +107,18 @@ def test_variables_that_are_bound_anew_are_seen(looks: list[Op]) -> None:
     assert torch.allclose(step(), layer(inputs()) * 2) and layer.weight.grad is not None
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_function_may_close_over_itself(marked: bool) -> None:
+    layer = nn.Linear(3, 3).double()
+
+    def down(count: int, x: Tensor) -> Tensor:
+        return x if not count else down(count - 1, layer(x))
+
+    fn = weft.cell(down) if marked else down
+    assert torch.allclose(weft.batched(lambda x: fn(2, x))(inputs()), layer(layer(inputs())))
+    assert torch.allclose(weft.batched(fn)([1, 2], inputs(2))[1], layer(layer(inputs(2)[1])))
+
+
 def test_recordings_of_examples_belong_to_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(3, 3).double()
     key: dict[str, Any] = {"cache": lambda x: 0}

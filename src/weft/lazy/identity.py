@@ -21,17 +21,17 @@ _HELD = (nn.Module, nn.Parameter, type, BuiltinFunctionType)
 """What is the same if it is the same object; the recording holds it."""
 
 
-def identity(fn: Any) -> Any:
-    """What equals for functions that do the same; the function itself where only it does."""
+def identity(fn: Any, within: tuple[Any, ...] = ()) -> Any:
+    """What equals for functions that do the same; the function itself where only it does. `within`: who closes over it."""
     if isinstance(fn, MethodType):
-        return (MethodType, id(fn.__self__), identity(fn.__func__)) if isinstance(fn.__self__, nn.Module) else fn
+        return (MethodType, id(fn.__self__), identity(fn.__func__, within)) if isinstance(fn.__self__, nn.Module) else fn
     if not isinstance(fn, FunctionType) or fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__.keys() - _OURS:
         return fn
     if fn.__closure__ is None:
         return (FunctionType, id(fn.__code__), id(fn.__globals__))
     key: list[Any] = [FunctionType, id(fn.__code__), id(fn.__globals__)]
     for cell in fn.__closure__:
-        part = _part(cell)
+        part = _part(cell, (*within, fn))
         if part is None:
             return fn
         key.append(part)
@@ -41,7 +41,7 @@ def identity(fn: Any) -> Any:
 _OURS = {"__wrapped__", "_weft"}
 
 
-def _part(cell: CellType) -> Any:
+def _part(cell: CellType, within: tuple[Any, ...]) -> Any:
     """A variable of a closure, as a key; None where it cannot be one."""
     try:
         found = cell.cell_contents
@@ -53,7 +53,7 @@ def _part(cell: CellType) -> Any:
     if isinstance(found, Value):
         return Value
     if isinstance(found, FunctionType | MethodType):
-        inner = identity(found)
+        inner = found if found in within else identity(found, within)  # what calls itself is itself alone
         return None if inner is found else inner
     return (cls, id(found)) if isinstance(found, _HELD) else None
 

@@ -245,9 +245,8 @@ def state_of(fn: Any, is_own: bool = False) -> State:
     """
     if isinstance(fn, MethodType):
         return _in(fn.__self__, ("method", fn.__func__), fn, State)
-    if is_own or not isinstance(fn, FunctionType) or "<l" not in fn.__qualname__:
-        return _in(fn, "own", fn, State)
-    return _in(fn, "alike", fn, _state_of_alike)
+    may_share = isinstance(fn, FunctionType) and "<l" in fn.__qualname__ and "own" not in fn.__dict__.get("_weft", ())
+    return _in(fn, "alike", fn, _state_of_alike) if may_share and not is_own else _in(fn, "own", fn, State)
 
 
 def _state_of_alike(fn: FunctionType) -> State:
