@@ -156,3 +156,15 @@ def test_cells_of_a_method_are_learned_once() -> None:
     known = len(weft.lazy.state.state_of(model).fines)
     weft.batched(model)(X)
     assert len(weft.lazy.state.state_of(model).fines) == known
+
+
+def test_a_layer_without_parameters_yet_asks_for_a_first_call() -> None:
+    model = nn.Sequential(nn.LazyLinear(2), nn.Tanh())
+    with pytest.raises(weft.TraceError) as caught:
+        weft.batched(model)(torch.ones(2, 3))
+    assert str(caught.value).splitlines()[0] == (
+        "LazyLinear has no parameters yet: their shapes come from its first call; call the model once on one example before it "
+        "is batched"
+    )
+    model(torch.ones(3))
+    assert torch.allclose(weft.batched(model)(torch.ones(2, 3)), model(torch.ones(2, 3)))

@@ -180,6 +180,11 @@ def _is_one_call(tape: Tape, module: nn.Module) -> bool:
             f"a scripted module ({module.original_name}) insists on real tensors; put the call into a weft.cell, or use the "
             "module that was scripted"
         )
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        raise TraceError(
+            f"{type(module).__name__} has no parameters yet: their shapes come from its first call; call the model once on one "
+            "example before it is batched"
+        )
     if has_backward_hooks(module):
         return _is_single(module)
     return tape.whole_modules and _is_layer(module) and not _carries_hooks(module)
