@@ -59,6 +59,20 @@ def into_a_row_of_a_stack(x: Tensor) -> Any:
     return stack, row, rest, last, view, h, stack.sum(0)
 
 
+def into_views_of_a_stack(x: Tensor) -> Any:
+    h = LINEAR(x)
+    stacks = [torch.stack([h, h * 2]) for _ in range(6)]
+    row = stacks[0][1]
+    stacks[0].t()[1] -= x[:2]
+    stacks[1].view(-1)[1] = x[0]
+    stacks[2].T.mul_(2)
+    stacks[3].transpose(0, 1)[0].add_(1)
+    turned = stacks[4].t()
+    turned[1] = x[:2]
+    stacks[5].flatten()[2] = x[0]
+    return stacks, row, turned, h, [stack.sum(0) for stack in stacks]
+
+
 def row_by_row(x: Tensor) -> Any:
     out, same = torch.zeros(6, 3, dtype=torch.float64), torch.zeros(6, 3, dtype=torch.float64)
     for i in range(6):
@@ -145,6 +159,7 @@ CASES: list[Callable[..., Any]] = [
     into_a_stack,
     into_a_copy_of_a_stack,
     into_a_row_of_a_stack,
+    into_views_of_a_stack,
     row_by_row,
     dynamic_programming,
     views_of_views,

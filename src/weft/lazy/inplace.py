@@ -13,7 +13,7 @@ from weft.lazy.calls import record
 from weft.lazy.constants import Constant
 from weft.lazy.given import known
 from weft.lazy.ops import VIEWS
-from weft.lazy.stacks import Stacked, freeze_rows, settle_owner
+from weft.lazy.stacks import Stacked, freeze_rows, settle_owner, settle_whole
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 from weft.lazy.views import own_copy, straight_through
@@ -35,6 +35,7 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
         raise TraceError(f"{name}: a Value cannot change its own shape; use v = v.{name[:-1]}(...), which gives a view")
     views = tape.views
     old, root = _settled(tape, target)
+    settle_whole(tape, root)
     if not tape.watchful and (old._ref != root or root in views.viewed):
         tape.watch()  # before anything is recorded: references of what was left for later are others from here on
         old, root = _settled(tape, target)

@@ -131,6 +131,14 @@ def settle_owner(tape: Tape, part: Value) -> None:
         make_own(tape, part)
 
 
+def settle_whole(tape: Tape, root: int) -> None:
+    """A view of what was made of a stack as a whole is written into: from now on the stack is that whole."""
+    for entry in tape.stacks:
+        found = entry()
+        if isinstance(found, Stacked) and found._known.whole is not None and found._known.whole._ref == root:
+            found.settle()
+
+
 def _owner(tape: Tape, part: Value) -> Stacked | None:
     """The stack that has given out this row, if it is still one."""
     entry = tape.handed.get(id(part))
