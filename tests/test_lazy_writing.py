@@ -277,3 +277,33 @@ def test_the_first_write_of_a_recording_comes_after_what_was_left_for_later() ->
     for _ in range(3):
         table, total = net(inputs())
         assert torch.allclose(table[:, 0], LINEAR(inputs())) and torch.allclose(total, LINEAR(inputs()).sum(1))
+
+
+WEIGHT = nn.Parameter(torch.arange(6, dtype=torch.float64).view(2, 3) - 2)
+
+
+def a_row(y: Tensor) -> Tensor:
+    return y[0]
+
+
+def all_of_it(y: Tensor) -> Tensor:
+    return y.view(3, 2)
+
+
+@pytest.mark.parametrize("take", [a_row, all_of_it], ids=lambda take: take.__name__)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_view_of_what_was_left_for_later_is_written_into(take: Callable[[Tensor], Tensor], before: bool) -> None:
+    def fn(x: Tensor) -> Any:
+        h = LINEAR(x)
+        y = WEIGHT * h  # nobody asks for it: it is left for the last flush
+        part = take(y) if before else None
+        steps = 1 if h.sum() > -99 else 2
+        part = take(y) if part is None else part
+        part.clamp_(-0.5, 0.5 * steps)
+        return y, part * 1
+
+    net = weft.batched(fn)
+    for _ in range(3):
+        found = net(inputs())
+        wanted = [torch.stack(column) for column in zip(*map(fn, inputs()), strict=True)]
+        assert all(torch.allclose(one, other) for one, other in zip(found, wanted, strict=True))

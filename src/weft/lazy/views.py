@@ -96,6 +96,8 @@ class Views:
         found = self.known.get(ref)
         if found is None or found.base >= tape.floor or found.base in tape.results or found.base in self.moved:
             return found
+        if tape.left_at(found.base) is not None:
+            return found
         if self.viewed[found.base] > 1:
             raise TraceError(
                 "a view of a Value is written into, the Value itself is gone since numbers were asked for, and there may be "
