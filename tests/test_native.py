@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import weft
 import weft.nn
@@ -286,3 +286,17 @@ def test_what_is_only_handed_on_goes_straight_to_its_place(monkeypatch: pytest.M
     assert_equivalent(model, graph, x.requires_grad_())
     with torch.no_grad():
         assert torch.allclose(model(graph, 2 * x), model(graph, 2 * x, backend="reference"), atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["depth", "agenda"])
+def test_a_view_that_is_the_same_for_every_step_is_given_as_a_tensor_to_whoever_copies_it(policy: str) -> None:
+    torch.manual_seed(0)
+    linear, scale, weight = nn.Linear(3, 3), nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def fn(row: Tensor) -> tuple[Tensor, ...]:
+        h, zeros = torch.tanh(linear(row)) * scale, torch.zeros(2, 3)
+        both = zeros.view(2, 3)
+        both[0], both[1] = both[1].clone(), both[0].clone()
+        return both[:], (weight * h).contiguous(), h, zeros.sum()
+
+    assert_equivalent(fn, torch.randn(3, 3), policies=[policy], backends=["auto"])

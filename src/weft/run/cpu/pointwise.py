@@ -69,13 +69,16 @@ def addressed(piece: Piece, stores: tuple[Value, ...] = ()) -> set[str]:
     others = [operand for value in piece.values if id(value) not in kernels for operand in operands(value)]
     read = [place_of(operand) for value in piece.values if id(value) in kernels for operand in operands(value)]
     others += [place.base for place in read if place is not None and is_free(place.base)]  # made by a torch call first
-    seen = {id(operand) for operand in others}
-    for per_step in (False, True):  # what is given may be a view that is the same for every step
-        seen |= {id(base) for operand in others for base in bases(operand, per_step)}
-    taken = {id(base) for value in piece.gives for base in bases(value)}
-    given = {id(base) for value in piece.gives if id(value) not in kernels for base in bases(value)}
+    seen = {id(operand) for operand in others} | _behind(others)
+    taken = _behind(piece.gives)
+    given = _behind([value for value in piece.gives if id(value) not in kernels])
     found = {value.name for value in piece.takes if id(value) not in seen | taken and value.constant is None}
     return found | {value.name for value in stores if id(value) in kernels and id(value) not in seen | given}
+
+
+def _behind(values: Iterable[Value]) -> set[int]:
+    """What values are views of: what is given to a piece may itself be a view, one that is the same for every step."""
+    return {id(base) for value in values for per_step in (False, True) for base in bases(value, per_step)}
 
 
 def fuses(value: Value) -> bool:
