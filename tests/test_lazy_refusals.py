@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -168,3 +169,24 @@ def test_a_layer_without_parameters_yet_asks_for_a_first_call() -> None:
     )
     model(torch.ones(3))
     assert torch.allclose(weft.batched(model)(torch.ones(2, 3)), model(torch.ones(2, 3)))
+
+
+def test_a_value_is_not_pickled() -> None:
+    with pytest.raises(weft.TraceError) as caught:
+        weft.batched(lambda x: pickle.dumps(x * 2))(torch.ones(2, 3))
+    assert str(caught.value).splitlines()[0] == (
+        "Tensor.__reduce_ex__ on a Value: there is nothing to pickle yet; pickle what the batched call returns, or "
+        "weft.value(v)"
+    )
+    with weft.batching():
+        doubled = torch.ones(3) * 2
+    assert pickle.loads(pickle.dumps(doubled)).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_number_that_is_no_int64_names_its_example() -> None:
+    with pytest.raises(weft.TypeMismatch) as caught:
+        weft.batched(lambda x, count: {"count": count})(torch.ones(2, 3), [1, 2**70])
+    assert str(caught.value) == (
+        "result['count'] of example 1: 1180591620717411303424 is no int64, so it cannot be stacked; use weft.batched(fn, "
+        "stack=False) for a list of the examples' results"
+    )

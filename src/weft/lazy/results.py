@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import ShapeError, StructureError
+from weft.errors import ShapeError, StructureError, TypeMismatch
 from weft.graph.program import Ints
 from weft.graph.recording import References
 from weft.graph.uncast import stack
@@ -132,8 +132,22 @@ def _column(name: str, column: list[Any], stack: Callable[[list[Any]], Any], dev
     if isinstance(first, Kind):
         return stack(column)
     if first in (bool, int, float):
-        return torch.tensor(column, device=device)
+        return _numbers(name, column, device)
     return None if first is None else column
+
+
+def _numbers(name: str, column: list[Any], device: str) -> Tensor:
+    try:
+        return torch.tensor(column, device=device)
+    except (ValueError, OverflowError, RuntimeError):
+        large = next(
+            (at for at, number in enumerate(column) if type(number) is int and not -(1 << 63) <= number < 1 << 63), None
+        )
+        if large is None:
+            raise
+        raise TypeMismatch(
+            f"result{name} of example {large}: {column[large]} is no int64, so it cannot be stacked; {WAY_OUT}"
+        ) from None
 
 
 def _kind(leaf: Any) -> Any:

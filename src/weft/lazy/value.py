@@ -385,6 +385,7 @@ REFUSED = {
     "requires_grad_": "a Value cannot become a leaf; use v.detach() or torch.no_grad(), or make the tensor outside",
     "__copy__": "copying it would leave the recording; use v.clone()",
     "__deepcopy__": "copying it would leave the recording; use v.clone()",
+    "__reduce_ex__": "there is nothing to pickle yet; pickle what the batched call returns, or weft.value(v)",
     "register_hook": _HOOK,
     "register_post_accumulate_grad_hook": _HOOK,
     **dict.fromkeys("data_ptr storage untyped_storage set_ resize_ resize_as_ share_memory_ pin_memory".split(), _STORAGE),
