@@ -218,6 +218,40 @@ def test_writing_through_detach_changes_the_numbers_and_keeps_the_gradients() ->
     assert_equals_loop(through_detach, inputs())
     assert_equals_loop(read_after, inputs())
 
+    def trained(x: Tensor) -> Any:
+        h = LINEAR(x) * 1
+        h.detach().add_(LINEAR(x))
+        return h
+
+    def untrained(x: Tensor) -> Any:
+        h = LINEAR(x) * 1
+        with torch.no_grad():
+            h.detach().add_(LINEAR(x))
+        return h * h
+
+    assert_equals_loop(untrained, inputs())
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(trained)(inputs())
+    assert str(error.value) == (
+        "what requires gradients is written through .detach() or .data, where one name would get them and the other would not; "
+        "use .clone() first, or write inside torch.no_grad()"
+    )
+
+
+def test_writes_without_gradients_after_a_flush_keep_the_gradients() -> None:
+    def fn(x: Tensor) -> Any:
+        y, table = WEIGHT * LINEAR(x), torch.zeros(2, 3, dtype=torch.float64)
+        table += x
+        if y.sum() > 0.3:
+            y.mul_(0.5)
+        if (table * table).sum().item() > 1:
+            table[1] = x
+        with torch.no_grad():
+            y.mul_(0.9)
+        return y, table
+
+    assert_equals_loop(fn, inputs())
+
 
 def test_writing_that_cannot_be_followed_raises() -> None:
     def through_a_module(x: Tensor) -> Any:

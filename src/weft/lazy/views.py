@@ -157,6 +157,11 @@ class Views:
                     "writing into this view of a Value (what a module or a cell gave of it) would change the Value, "
                     "too; use .clone() first"
                 )
+            if view.take is Tensor.detach and new.requires_grad:
+                raise TraceError(
+                    "what requires gradients is written through .detach() or .data, where one name would get them and the "
+                    "other would not; use .clone() first, or write inside torch.no_grad()"
+                )
             base = Value(tape, view.base, _kind_at(tape, view.base))
             new = tape.record(_putter(view.take), (base, new, *view.rest), {}, _getframe())
             ref = view.base
