@@ -13,6 +13,7 @@ import weft
 from lazy_parts import assert_equals_loop
 
 LINEAR = nn.Linear(3, 3).double()
+WEIGHT = nn.Parameter(torch.arange(6, dtype=torch.float64).view(2, 3) - 2)
 
 
 def inputs(n: int = 4) -> Tensor:
@@ -71,6 +72,16 @@ def into_views_of_a_stack(x: Tensor) -> Any:
     turned[1] = x[:2]
     stacks[5].flatten()[2] = x[0]
     return stacks, row, turned, h, [stack.sum(0) for stack in stacks]
+
+
+def into_one_of_several_views(x: Tensor) -> Any:
+    y, table = WEIGHT * LINEAR(x), torch.zeros(2, 3, dtype=torch.float64)
+    copy, given = table.clone(), x.clone()
+    with torch.no_grad():
+        copy.chunk(2)[1].add_(x)
+        copy.unbind(0)[0].sub_(x)
+        given.split(1)[2].mul_(2)
+    return y, table.sum(), copy[1].clone(), copy, given
 
 
 def row_by_row(x: Tensor) -> Any:
@@ -160,6 +171,7 @@ CASES: list[Callable[..., Any]] = [
     into_a_copy_of_a_stack,
     into_a_row_of_a_stack,
     into_views_of_a_stack,
+    into_one_of_several_views,
     row_by_row,
     dynamic_programming,
     views_of_views,
@@ -311,9 +323,6 @@ def test_the_first_write_of_a_recording_comes_after_what_was_left_for_later() ->
     for _ in range(3):
         table, total = net(inputs())
         assert torch.allclose(table[:, 0], LINEAR(inputs())) and torch.allclose(total, LINEAR(inputs()).sum(1))
-
-
-WEIGHT = nn.Parameter(torch.arange(6, dtype=torch.float64).view(2, 3) - 2)
 
 
 def a_row(y: Tensor) -> Tensor:

@@ -210,6 +210,8 @@ def _taker(op: Op, output: int, position: int) -> Callable[..., Any] | None:
 
         take.__name__ = op.name
         found = _takers.setdefault((op, output, position), take)
+        if len(op.outs) > 1:
+            _putters.setdefault(found, _one_of_many(found))
         _putter(found)
     return found
 
@@ -230,6 +232,17 @@ def _putter(take: Callable[..., Any]) -> Callable[..., Any]:
         put.__name__ = f"put_{getattr(take, '__name__', 'view').strip('_')}"
         found = _putters.setdefault(take, put)
     return found
+
+
+def _one_of_many(take: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a view that is one of several: torch does not let such a one be written into."""
+
+    def put(base: Tensor, new: Tensor, *rest: Any) -> Tensor:
+        places = take(torch.arange(base.numel(), device=base.device).view(base.shape), *rest)
+        return base.reshape(-1).index_copy(0, places.reshape(-1), new.reshape(-1)).view(base.shape)
+
+    put.__name__ = f"put_{getattr(take, '__name__', 'view').strip('_')}"
+    return put
 
 
 def _put_picked(base: Tensor, new: Tensor, index: Tensor) -> Tensor:
