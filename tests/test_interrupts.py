@@ -156,6 +156,7 @@ def test_a_first_call_can_be_interrupted_anywhere(make: Callable[[], Any]) -> No
         assert torch.allclose(call(), expected, atol=1e-6), f"after moment {at} of {count}"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers")
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_alarms_can_interrupt(make: Callable[[], Any]) -> None:

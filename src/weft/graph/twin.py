@@ -52,8 +52,10 @@ class _NoFallback:
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Hooks on saved tensors and the search for NaN are meant for real tensors; what is only looked at has none."""
-    hooks = []
+    """What is only looked at is not for those who wait for real tensors: hooks on saved tensors, the search for NaN, autocast,
+    which keeps the weights that it has cast."""
+    hooks, casts_are_kept = [], torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)
         _autograd._pop_saved_tensors_default_hooks()
@@ -61,6 +63,7 @@ def unwatched() -> Iterator[None]:
         with torch.autograd.set_detect_anomaly(False):
             yield
     finally:
+        torch.set_autocast_cache_enabled(casts_are_kept)
         for pack, unpack in reversed(hooks):
             _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
