@@ -54,6 +54,16 @@ def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[int]
     return made
 
 
+def after_three_calls() -> tuple[Rounds, Any, Tensor]:
+    """What is kept of a flush is there after a few of them."""
+    torch.manual_seed(0)
+    model, x = Rounds(), torch.randn(3, 4)
+    net = weft.batched(model)
+    for _ in range(3):
+        net(x, [2, 2, 2])
+    return model, net, x
+
+
 def test_a_structure_that_was_seen_is_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, rounds = Rounds(), [1, 3, 3, 5]
@@ -88,11 +98,7 @@ def test_what_was_kept_of_a_flush_goes_when_blocks_change() -> None:
 
 
 def test_results_are_found_in_a_plan_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model, x = Rounds(), torch.randn(3, 4)
-    net = weft.batched(model)
-    for _ in range(3):
-        net(x, [2, 2, 2])
+    model, net, x = after_three_calls()
     found = counted(monkeypatch, calls, "_wanted_groups")
     check_equal(model, net, x, [2, 2, 2])
     assert not found
@@ -139,11 +145,7 @@ def test_how_a_recording_is_divided_is_found_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_cells_of_a_flush_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model, x = Rounds(), torch.randn(3, 4)
-    net = weft.batched(model)
-    for _ in range(3):
-        net(x, [2, 2, 2])
+    model, net, x = after_three_calls()
     looked = counted(monkeypatch, Trace, "holds")
     check_equal(model, net, x, [2, 2, 2])
     assert not looked

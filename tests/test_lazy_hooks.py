@@ -61,7 +61,8 @@ def test_the_fallback_is_announced() -> None:
     _after(model.second, [])
     message = r"Linear\+Linear\+tanh: a module in it carries hooks \(Linear\); it runs row by row"
     with pytest.warns(weft.FallbackWarning, match=message):
-        weft.batched(model)(inputs(2))
+        found = weft.batched(model)(inputs(2))
+    assert torch.allclose(found, torch.stack([model(x) for x in inputs(2)]))
 
 
 @pytest.mark.parametrize("hook", [_after, _before])

@@ -172,6 +172,7 @@ def test_a_step_never_waits_for_the_device() -> None:
             model(other, x[:1].expand(other.num_vertices, -1)).backward(cotangent[:1].expand(other.num_vertices, -1))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_kernels_run_on_the_current_stream() -> None:

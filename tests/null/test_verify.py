@@ -23,7 +23,9 @@ from weft.plan.verify import verify_plan
 def test_the_tree_is_sound() -> None:
     verify_program(tree())
     for policy in ("condense", "depth", "agenda"):
-        verify_plan(schedule(tree(), policy))
+        plan = schedule(tree(), policy)
+        verify_plan(plan)
+        assert sum(map(len, plan.rows)) == tree().num_nodes
 
 
 def test_one_sentence_for_each_broken_rule() -> None:

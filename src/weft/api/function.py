@@ -49,7 +49,7 @@ class VertexFunction(nn.Module):
         super().__init_subclass__(**kwargs)
         own = cls.__dict__.get("forward")
         if own is not None and not hasattr(own, "_one_vertex"):
-            cls.forward = _dispatching(own)  # type: ignore[method-assign]
+            cls.forward = _dispatching(own)  # type: ignore[method-assign]  # the one place that wraps it
 
     def forward(self, v: Any, *args: Any, **kwargs: Any) -> Any:
         """What one vertex does. Override it."""
@@ -87,7 +87,7 @@ def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compiler.disable(call)(self, v, *args, **kwargs)
         return call(self, v, *args, **kwargs)
 
-    run._one_vertex = forward  # type: ignore[attr-defined]
+    run._one_vertex = forward  # type: ignore[attr-defined]  # functions take attributes
     return run
 
 

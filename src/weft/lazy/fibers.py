@@ -30,7 +30,7 @@ from weft.lazy.value import Value
 from weft.run.options import Options
 
 try:
-    import greenlet  # type: ignore[import-untyped]
+    import greenlet  # type: ignore[import-untyped]  # it ships none
 except ImportError:  # everything but asking for numbers works without
     greenlet = None
 

@@ -89,7 +89,7 @@ _enter, _exit = torch.autocast.__enter__, torch.autocast.__exit__
 
 
 def _entered(self: Any) -> Any:
-    found = _enter(self)  # type: ignore[no-untyped-call]
+    found = _enter(self)  # type: ignore[no-untyped-call]  # torch has no types there
     if active.tape is not None:
         active.tape.set_context()
     return found

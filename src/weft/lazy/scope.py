@@ -65,7 +65,7 @@ class batching:
         self.patches = intercepted()
         self.patches.__enter__()
         self.mode = Recording(tape)
-        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self.mode.__enter__()  # type: ignore[no-untyped-call]  # torch has no types there
         tape.depth = torch._C._len_torch_function_stack()
         active.tape = tape
 
@@ -102,7 +102,7 @@ class batching:
 
     def _end(self) -> None:
         active.tape = None
-        self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # nor there
         self.patches.__exit__()
 
     def need(self, value: Value) -> None:
@@ -129,7 +129,7 @@ class batching:
             tape.bound(0)
 
 
-batching.__exit__ = shortcut(GUARDED, None, batching._abandon, batching.__exit__)  # type: ignore[method-assign]
+batching.__exit__ = shortcut(GUARDED, None, batching._abandon, batching.__exit__)  # type: ignore[method-assign]  # in C
 
 _states: dict[str, State] = {}
 

@@ -83,5 +83,5 @@ def install() -> None:
             setattr(Value, name, made(BINARY, name, func, method))
         elif getattr(method, "is_unary", False):
             setattr(Value, name, made(UNARY, name, func, method))
-    Value.__getitem__ = made(GETITEM, None, Tensor.__getitem__, Value.__getitem__)  # type: ignore[method-assign]
-    Recording.__torch_function__ = made(MODE, None, None, Recording.__torch_function__)  # type: ignore[method-assign]
+    Value.__getitem__ = made(GETITEM, None, Tensor.__getitem__, Value.__getitem__)  # type: ignore[method-assign]  # in C
+    Recording.__torch_function__ = made(MODE, None, None, Recording.__torch_function__)  # type: ignore[method-assign]  # in C
