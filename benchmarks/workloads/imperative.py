@@ -19,6 +19,8 @@ from benchmarks.workloads.common import ONE, WEFT, CaseSpec, Options, Target
 
 MARKED, UNMARKED, OPERATORS, KEPT = "weft, marked cells", "weft, unmarked", "weft, single operators", "weft, recordings kept"
 D_IN, D = 300, 150
+CALLS, LEARNING = 64, 16
+"""How many batches a value-dependent model has, of different examples; with so many it has run before anything is measured."""
 
 
 def _variant(name: str, run: Callable[[], Tensor]) -> Variant:
@@ -62,12 +64,27 @@ def _trees(options: Options, count: int) -> tuple[list[Any], int]:
             os.environ["WEFT_DATA"] = before
 
 
+class Stream:
+    """Batches of examples: every call of a variant takes the next one, and none comes again before all have been had."""
+
+    def __init__(self, inputs: Sequence[Any], count: int) -> None:
+        self.inputs, self.count, self.at = inputs, count, -1
+
+    def advance(self) -> None:
+        self.at += 1
+
+    def batch(self) -> list[Any]:
+        first = self.at % CALLS * self.count
+        return [given[first : first + self.count] for given in self.inputs]
+
+
 def value_instance(make: Callable[[int], tuple[Any, ...]], count: int, dtype: torch.dtype) -> list[Instance]:
-    """A model whose path depends on its own numbers."""
-    model, *inputs = make(count)
+    """A model whose path depends on its own numbers. Every call gets new examples, the same ones for all variants."""
+    model, *inputs = make(count * CALLS)
     model = model.to(dtype)
     inputs = [given.to(dtype) if isinstance(given, Tensor) else given for given in inputs]
     net = weft.batched(model)
+    ours, theirs = Stream(inputs, count), Stream(inputs, count)
 
     def floats(result: Sequence[Any], rows: int) -> Tensor:
         return torch.cat(
@@ -75,13 +92,21 @@ def value_instance(make: Callable[[int], tuple[Any, ...]], count: int, dtype: to
         )
 
     def loop() -> Tensor:
-        return torch.cat([floats(model(*each), 1) for each in zip(*inputs, strict=True)])
+        return torch.cat([floats(model(*each), 1) for each in zip(*theirs.batch(), strict=True)])
 
+    def batched() -> Tensor:
+        return floats(net(*ours.batch()), count)
+
+    step = training(lambda: batched().sum())
+    for _ in range(LEARNING):  # what is learned of the code itself: types, blocks, recipes
+        ours.advance()
+        theirs.advance()
+        step()
     variants = [
-        Variant(ONE, "one by one", training(lambda: loop().sum()), loop),
-        _variant(WEFT, lambda: floats(net(*inputs), count)),
+        Variant(ONE, "one by one", training(lambda: loop().sum()), loop, prepare=theirs.advance),
+        Variant(WEFT, "weft", step, batched, prepare=ours.advance),
     ]
-    return [Instance(variants, dict(model.named_parameters()), {"examples": count})]
+    return [Instance(variants, dict(model.named_parameters()), {"examples": count, "batches": CALLS})]
 
 
 def targets(batch: int) -> Sequence[Target]:
@@ -101,7 +126,7 @@ def cases(options: Options) -> list[CaseSpec]:
     ]
     models = {"parser": parser, "tree decoder": tree_decoder, "early exit": early_exit, "sampler": sampler}
     for name, module in models.items():
-        for batch in (16,) if options.quick else (128, 256):
+        for batch in (16,) if options.quick else (64, 128, 256):
             build = partial(value_instance, module.example, batch)
             found.append(CaseSpec("imperative", f"{name}, {batch} examples", batch, build, (Target("train", ONE, 1 / 3),)))
     return found
