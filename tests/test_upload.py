@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import numpy as np
 import torch
 
 import weft
 from weft.api.vertexcall import VertexCall
 from weft.plan.native import device_parts
+from weft.plan.plan import Plan
 from weft.plan.returns import returns
+from weft.run.addresses import Addresses, There
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
 from weft.run.options import DEFAULT
@@ -30,11 +35,21 @@ def test_arrays_are_found_in_their_blocks() -> None:
     assert there.tensor(np.arange(3, dtype=np.int32)) is None
 
 
-def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
-    """Also in a plan that was not made in C, whose arrays are pieces of their own."""
+def tree_plan() -> Plan:
     graph = weft.Graph.batch([weft.Graph.full_binary_tree(n) for n in (2, 4, 8)])
     call = VertexCall(weft.nn.ChildSumTreeLSTM(2, 3), graph, torch.randn(graph.num_vertices, 2), None, None, None, DEFAULT)
-    plan = call.plan()[0]
+    return call.plan()[0]
+
+
+def integers(there: Any) -> list[int]:
+    """What lies at an address."""
+    assert isinstance(there, There)
+    return list((ctypes.c_int32 * there.count).from_address(there.address))
+
+
+def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
+    """Also in a plan that was not made in C, whose arrays are pieces of their own."""
+    plan = tree_plan()
     cyclic = [number for number, group in enumerate(plan.groups) if group.cyclic]
     assert cyclic
     for in_parts in (True, False):
@@ -45,11 +60,29 @@ def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
                 plan._derived.pop(name, None)
         indices = Indices(plan, CPU)
         indices.bring(True, lambda: [step_table(plan, number) for number in cyclic])
-        assert indices._there is not None
-        memory = indices._there.memory
+        assert indices.there is not None
+        memory = indices.there.memory
         read = [*plan.rows, *(one.index for one in plan.reads), *(step_table(plan, number) for number in cyclic)]
         read += [one.single for one in returns(plan).values() if one.single is not None]
         for array in (array for array in read if len(array)):
             found = indices.tensor(array)
             assert torch.equal(found, as_tensor(array, CPU).reshape(-1))
             assert found.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+
+
+def test_addresses_lead_to_the_copy_of_a_plan_or_to_one_of_their_own() -> None:
+    plan = tree_plan()
+    indices = Indices.of(plan, CPU)
+    indices.bring(True)
+    assert indices.there is not None
+    copied, addresses = indices.there.memory, Addresses.of(plan, CPU)
+    assert Addresses.of(plan, CPU) is addresses
+    for array in [*plan.rows, *[read.index for read in plan.reads]]:
+        found: Any = addresses.tensor(array)
+        assert integers(found) == array.tolist()
+        assert not len(array) or 0 <= found.address - copied.data_ptr() < copied.nbytes
+    assert integers(addresses.row_of_node()) == plan.row.tolist()
+    fed: Any = [addresses.rows(t) for t in plan.present]
+    assert [None if one is None else integers(one) for one in fed] == [
+        None if (rows := indices.rows(t)) is None else rows.tolist() for t in plan.present
+    ]

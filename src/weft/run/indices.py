@@ -33,10 +33,13 @@ class ReadIndex:
     def __init__(self, read: Read, indices: Indices) -> None:
         self.read = read
         self._indices = cast(Indices, proxy(indices))  # nothing that a plan keeps may keep the plan
-        self.index = indices.tensor(read.index)
         self.starts = Numbers(read.slices.tolist())
         """First class row of each piece that is a slice, else -1."""
         self.all_slices = NOT_A_SLICE not in self.starts
+
+    @cached_property
+    def index(self) -> Tensor:
+        return self._indices.tensor(self.read.index)
 
     @cached_property
     def cuts(self) -> Cuts:
@@ -123,7 +126,8 @@ class Indices:
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self._plan, self.device = ref(plan), device
         self._kept: dict[object, object] = {}
-        self._there: Uploaded | None = None
+        self.there: Uploaded | None = None
+        """What `bring` has copied to the device."""
 
     @property
     def plan(self) -> Plan:
@@ -144,9 +148,9 @@ class Indices:
 
         `more` gives arrays that are needed, too, where a plan does not hold all of them in one piece.
         """
-        if self._there is None:
+        if self.there is None:
             back = returns(self.plan) if training else {}
-            self._there = Uploaded(device_parts(self.plan, training) or [*more(), *self._arrays(back.values())], self.device)
+            self.there = Uploaded(device_parts(self.plan, training) or [*more(), *self._arrays(back.values())], self.device)
 
     def _arrays(self, back: Iterable[Return]) -> list[Ints]:
         plan = self.plan
@@ -159,7 +163,7 @@ class Indices:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array of the plan on the device."""
-        found = None if self._there is None else self._there.tensor(array)
+        found = None if self.there is None else self.there.tensor(array)
         return as_tensor(array, self.device) if found is None else found
 
     def rows(self, type: int) -> Tensor | None:
