@@ -154,3 +154,50 @@ def test_a_parameter_that_only_decides_has_no_gradient(fn: Callable[..., Tensor]
         assert P.grad is None and Q.grad is None
         assert found[:2] == [None, None] and LINEAR.weight.grad is not None and found[2] is not None
         assert torch.allclose(found[2], LINEAR.weight.grad, atol=1e-5)
+
+
+def unused_in_a_block(x: Tensor, n: int) -> Tensor:
+    """The same straight code, of which a part is used for some numbers alone."""
+    a, b = x * P, LINEAR(x)
+    for _ in range(n):
+        b = x * 2
+    return a + b
+
+
+def unused_after_a_flush(x: Tensor, n: int) -> Tensor:
+    a, b = x * P, LINEAR(x)
+    while a.sum() < n:
+        a = a + 1
+    b = (b + 1).abs()
+    return a * 2
+
+
+def unused_to_the_end(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    a, b = x * P, x
+    for _ in range(n):
+        a = a * 2
+        b = torch.tanh(LINEAR(b))
+    return a, b
+
+
+def by_identity(x: Tensor, n: int) -> tuple[int, int]:
+    return id(x), n
+
+
+@pytest.mark.parametrize("cache", [None, by_identity])
+@pytest.mark.parametrize("fn", [unused_in_a_block, unused_to_the_end, unused_after_a_flush])
+def test_what_a_result_is_not_made_of_has_no_gradient(fn: Callable[..., Any], cache: Any) -> None:
+    """And not zeros, which an optimiser with momentum or weight decay takes for a gradient."""
+    xs = list(X)
+    net = weft.batched(fn, stack=False, cache=None if fn is unused_after_a_flush else cache)
+    for numbers in ([0, 1, 2, 0], [1, 2, 1, 2], [3, 3, 2, 1]):
+        grads = []
+        for found in ([fn(x, n) for x, n in zip(xs, numbers, strict=True)], net(xs, numbers)):
+            for leaf in (P, *LINEAR.parameters()):
+                leaf.grad = None
+            firsts = [each[0] if isinstance(each, tuple) else each for each in found]
+            torch.stack(firsts).sum().backward()
+            grads.append([P.grad, LINEAR.weight.grad, LINEAR.bias.grad])
+        assert [grad is None for grad in grads[1]] == [grad is None for grad in grads[0]]
+        for batched, looped in zip(grads[1], grads[0], strict=True):
+            torch.testing.assert_close(batched, looped)

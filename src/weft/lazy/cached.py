@@ -177,15 +177,14 @@ def record_kept(tape: Tape, fn: Any, given: Sequence[Any], example: int, options
         outcome: Outcome = fibers.run()[0]
         _check(tape, outcome, why)
         check_unchanged(tape)
-        made = recorded(tape)
+        values = [leaf for leaf in outcome.leaves if leaf.__class__ is Value]
+        made, refs = recorded(tape, np.array([value._ref for value in values], np.int64))
     except BaseException as error:
         if example:
             _rename(error, example)
         raise
-    values = [leaf for leaf in outcome.leaves if leaf.__class__ is Value]
     tape.ended, tape.fast, tape.quick = "done", {}, {}
     leaves = [_VALUE if leaf.__class__ is Value else _own(leaf) for leaf in outcome.leaves]
-    refs = np.array([value._ref for value in values], np.int64)
     return Kept(outcome.structure, leaves, refs, tuple(value._kind for value in values), made)
 
 

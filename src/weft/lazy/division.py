@@ -12,6 +12,7 @@ from weft.lazy.chains import LOW, Flags, Layout, Longs, Recorded
 from weft.lazy.ops import Op
 from weft.lazy.state import State
 from weft.plan.schedule import PlanCache
+from weft.run.callgraph import CallGraph, needed
 
 MOST_KEPT = 256
 """For so many recordings it is kept how they are divided."""
@@ -82,6 +83,39 @@ def all_left(state: State, calls: Recorded) -> Division:
     """Everything waits."""
     arity, is_many = state.widths()
     return Division(calls, Layout(calls, arity, is_many), is_many, np.ones(len(calls.type), bool))
+
+
+def without_unused(state: State, calls: Recorded, wanted: References) -> Division | None:
+    """Leave the calls on which nothing wanted depends; None where there are none.
+
+    Inside a block they would run with the others, and the parameters that they alone use would get zeros as gradients.
+    """
+    arguments = calls.arguments
+    is_used = np.zeros(len(calls.type), bool)
+    is_used[arguments[arguments >= 0] >> OUTPUT_BITS] = True
+    is_used[wanted >> OUTPUT_BITS] = True
+    if is_used.all():
+        return None
+    known: PlanCache = state.kept.setdefault("divisions", PlanCache(MOST_KEPT))
+    key = (*calls.key, wanted.tobytes())
+    found = known.find(key)
+    if found is None:
+        arity, is_many = state.widths()
+        layout = Layout(calls, arity, is_many)
+        found = Division(calls, layout, is_many, ~_needed(calls, layout, wanted))
+        known.add(key, found)
+    assert isinstance(found, Division)
+    return found
+
+
+def _needed(calls: Recorded, layout: Layout, wanted: References) -> Flags:
+    """The calls on which something wanted depends; what is handed in comes, here, from one more call in front of all."""
+    ptr = np.concatenate([[0], layout.start, [len(calls.arguments)]])
+    src = np.where(layout.handed, 0, layout.producer + 1)
+    graph = CallGraph(np.append(np.int32(0), calls.type), ptr, src, layout.output, ptr)
+    keep = needed(graph, wanted + (1 << OUTPUT_BITS))
+    assert keep is not None
+    return keep[1:]
 
 
 def divided(state: State, calls: Recorded, finished: Flags, missing: Flags, needed: Longs) -> Division | None:

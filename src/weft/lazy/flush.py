@@ -16,6 +16,7 @@ from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
+from weft.lazy.division import Division, without_unused
 from weft.lazy.gradients import bits_at, reaches, trained_outputs
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Leftover
@@ -77,11 +78,25 @@ class Flush:
         self.tape, self.state = tape, tape.state
         check_unchanged(tape)
         self.left = left
-        self.recorded = calls_of(tape) if left is None else left.division.others
-        self.data = tables_of(tape.state, tape.data) if left is None else left.tables()
+        self.calls = self.recorded = calls_of(tape) if left is None else left.division.calls
         self.wanted = wanted if left is None else left.wanted(wanted)
+        self._leave_out()
         self._find_handed()
         self._trained: Longs | None = None
+
+    def _leave_out(self) -> None:
+        """Find the calls that run: neither left for later nor without use."""
+        chosen, data = self.wanted - self.tape.floor, dict(self.tape.data)
+        self.divisions: list[Division] = [] if self.left is None else [self.left.division]
+        if self.left is not None:
+            self.recorded, chosen = self.left.division.others, self.left.division.now(chosen)
+        unused = without_unused(self.state, self.recorded, chosen)
+        if unused is not None:
+            self.recorded, chosen = unused.others, unused.now(chosen)
+            self.divisions.append(unused)
+        for division in self.divisions:
+            data = division.fed(self.state.fines, data, left=False)
+        self.chosen, self.data = chosen, tables_of(self.state, data)
 
     def _find_handed(self) -> None:
         """Which results of earlier flushes are used, and where they are."""
@@ -98,10 +113,7 @@ class Flush:
 
     def programs(self, final: bool = True) -> tuple[list[CallProgram], References]:
         """What to run, and the wanted references in it."""
-        chosen = self.wanted - self.tape.floor
-        if self.left is not None:
-            chosen = self.left.division.now(chosen)
-        self.merged = merged = self._merged(chosen, final)
+        self.merged = merged = self._merged(self.chosen, final)
         main = merged.main.program(self.data)
         if not self.handed:
             return [main], merged.main.wanted
@@ -171,10 +183,9 @@ class Flush:
             return [group]
         refs = self.wanted[group.at] - self.tape.floor
         if self._trained is None:
-            calls = self.recorded if self.left is None else self.left.division.calls
-            if bits_at(reaches(self.tape, calls.type[refs >> OUTPUT_BITS])[0], refs).all():
+            if bits_at(reaches(self.tape, self.calls.type[refs >> OUTPUT_BITS])[0], refs).all():
                 return [group]
-            self._trained = trained_outputs(self.tape, calls, self.tape.imported_refs, self.tape.data)
+            self._trained = trained_outputs(self.tape, self.calls, self.tape.imported_refs, self.tape.data)
         return parted(group, bits_at(self._trained[refs >> OUTPUT_BITS], refs))
 
     def _keep(self, groups: Sequence[Group], plain: bool) -> None:
@@ -194,7 +205,8 @@ class Flush:
         call -= self.handed
         if call >= 0:
             at = int(self.merged.main.heads[call]) + getattr(error, WITHIN, 0)
-            at = at if self.left is None else int(np.flatnonzero(~self.left.division.left)[at])
+            for division in reversed(self.divisions):
+                at = int(np.flatnonzero(~division.left)[at])
             name_example(error, self.example_of(at))
             name_site(error, self.state.sites[self.tape.type[at]])
 

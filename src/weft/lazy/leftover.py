@@ -16,10 +16,10 @@ from collections.abc import Container
 import numpy as np
 from torch import Tensor
 
-from weft.graph.recording import OUTPUT_BITS, References, Table
+from weft.graph.recording import OUTPUT_BITS, References
 from weft.lazy.chains import LOW, Longs
 from weft.lazy.division import Division, all_left, divided
-from weft.lazy.taken import calls_of, tables_of
+from weft.lazy.taken import calls_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import STEP, Value
 
@@ -33,11 +33,6 @@ class Leftover:
     def wanted(self, alive: References) -> References:
         """Of what is alive, and of what is used by what is left, references to what runs now."""
         return np.union1d(self.division.runs(alive - self.floor), self.division.used) + self.floor
-
-    def tables(self) -> dict[tuple[int, int], Table]:
-        """What is fed to the calls that run now."""
-        state = self.tape.state
-        return tables_of(state, self.division.fed(state.fines, self.tape.data, left=False))
 
     def take_off(self, values: list[Value], copies: bool) -> None:
         """Keep what is needed to put the calls back, before the tape goes on without them. `copies`: of fed tensors, too."""

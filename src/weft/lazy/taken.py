@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.graph.recording import Table, table
+from weft.graph.recording import References, Table, table
 from weft.lazy.chains import Recorded
+from weft.lazy.division import without_unused
 from weft.lazy.state import State
 
 if TYPE_CHECKING:
     from weft.lazy.tape import Tape
 
 
-def recorded(tape: Tape) -> Recorded:
-    """What the tape holds since the last flush; references count from its first call, those handed in are negative."""
-    found = calls_of(tape)
-    return Recorded(found.type, found.arguments, found.further, tables_of(tape.state, tape.data), found.starts)
+def recorded(tape: Tape, wanted: References) -> tuple[Recorded, References]:
+    """What a tape without flushes holds, as far as what is wanted depends on it, and the references to that."""
+    found, data = calls_of(tape), dict(tape.data)
+    unused = without_unused(tape.state, found, wanted)
+    if unused is not None:
+        found, wanted, data = unused.others, unused.now(wanted), unused.fed(tape.state.fines, data, left=False)
+    return replace(found, data=tables_of(tape.state, data)), wanted
 
 
 def calls_of(tape: Tape) -> Recorded:
-    """The same without what is fed to the calls."""
+    """The calls since the last flush, without what is fed to them. References count from the first of them."""
     found = calls_from(tape.floor, tape.type, tape.arguments, tape.further)
     found.starts[[call for call, _ in tape.bounds]] = True
     return found

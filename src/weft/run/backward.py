@@ -7,7 +7,7 @@ is collected step by step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ from weft.run.somerows import SomeRows
 from weft.run.spare import Spare
 from weft.run.split import Split
 from weft.run.typerun import TypeRun
+
+Reached = Set[tuple[int, Name]]
+"""Outputs, by (type, output name), to which a gradient comes."""
 
 Given = dict[tuple[int, Name], Tensor | SomeRows]
 """Gradients of outputs from outside, by (type, output name), rows in type order."""
@@ -75,33 +78,24 @@ class Backward:
         self.taken.append((run.code.spare, tensor))
         return tensor
 
-    def _reached(self, number: int, group: Group) -> set[int]:
-        """The types of a group to which some gradient comes at all: from outside, or from others that one comes to."""
-        reached: set[int] = set()
-        while True:
-            more = {
-                type
-                for type in group.types
-                if type not in reached
-                and any(self._arrives(number, self.runs[type], name, reached) for name in self._names(type))
-            }
-            if not more:
-                return reached
+    def _reached(self, number: int, group: Group) -> Reached:
+        """The outputs of a group to which some gradient comes at all: from outside, or from others that one comes to."""
+        left = {(type, name) for type in group.types for name in self.runs[type].code.role.outputs}
+        reached: set[tuple[int, Name]] = set()
+        while more := {(type, name) for type, name in left if self._arrives(number, self.runs[type], name, reached)}:
             reached |= more
+            left -= more
+        return reached
 
-    def _names(self, type: int) -> frozenset[Name]:
-        return self.runs[type].code.role.outputs
-
-    def _arrives(self, number: int, run: TypeRun, name: Name, reached: set[int]) -> bool:
+    def _arrives(self, number: int, run: TypeRun, name: Name, reached: Reached) -> bool:
         if (run.type, name) in self.given:
             return True
         return name in run.code.role.exchanged and self._has_readers(number, run, name, reached)
 
-    def _prepare(self, number: int, run: TypeRun, reached: set[int]) -> None:
+    def _prepare(self, number: int, run: TypeRun, reached: Reached) -> None:
         """Find out which outputs have a gradient at all, and pick the pieces for that case."""
-        present = {name for name in self._names(run.type) if self._arrives(number, run, name, reached)}
         known = {name[1] for name in run.code.tape.inputs if name[0] == "ct"}
-        self.present[run.type] = frozenset(present & known)
+        self.present[run.type] = frozenset(name for name in run.code.role.outputs & known if (run.type, name) in reached)
         self.cut[run.type] = run.code.with_cotangents(self.present[run.type])
         cut = self.cut[run.type][0]
         for name, value in cut.tape.inputs.items():
@@ -129,15 +123,14 @@ class Backward:
             self.feeds[number, key, value_class] = kept
         return kept
 
-    def _has_readers(self, number: int, run: TypeRun, name: Any, reached: set[int]) -> bool:
+    def _has_readers(self, number: int, run: TypeRun, name: Any, reached: Reached) -> bool:
         value_class = self.plan.class_of[run.type, name[0]]
         for reader, read, port_name, _ in self.readers(number, value_class, name[1]):
-            if (reader.type in reached and port_name in reader.code.role.gradients) or (
-                read.type,
-                read.port,
-                port_name,
-            ) in self.returned:
+            if (read.type, read.port, port_name) in self.returned:
                 return True
+            if port_name in reader.code.role.gradients:
+                if any((reader.type, output) in reached for output in reader.code.routes[port_name]):
+                    return True
         return False
 
     def _outside(self, number: int, run: TypeRun, name: Any, value: Value) -> Tensor:

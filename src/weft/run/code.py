@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from weft.graph.tape import Name, Tape, Value
+from weft.graph.tape import Name, Tape, Value, operands
 from weft.run.compiled import compile_piece
 from weft.run.cpu.pointwise import addressed, emit_native
 from weft.run.cpu.walk import Walk, make_walk
@@ -164,6 +164,19 @@ class CellCode:
         piece = cut.pieces["back"]
         needed = {id(value) for value in needed_part(piece, tuple(self._returned(cut))).values}
         return [value for value in piece.values if id(value) not in needed]
+
+    @cached_property
+    def routes(self) -> dict[Name, frozenset[Name]]:
+        """For each gradient, by the name of its input, the outputs on whose gradients it depends."""
+        comes: dict[int, frozenset[Name]] = {
+            id(value): frozenset([name[1]]) for name, value in self.tape.inputs.items() if name[0] == "ct"
+        }
+        for value in self.tape.values:
+            parts = {comes[id(operand)] for operand in operands(value) if id(operand) in comes}
+            if parts:
+                comes[id(value)] = parts.pop() if len(parts) == 1 else frozenset().union(*parts)
+        found = ((name, value) for name, value in self.tape.outputs.items() if name[0] == "grad")
+        return {name[1]: comes.get(id(value), frozenset()) for name, value in found}
 
     @cached_property
     def exchanged(self) -> dict[int, list[Name]]:
