@@ -3,7 +3,7 @@
     for each step:
         for some hundred rows at a time:
             copy what is gathered
-            products, by the library that torch itself uses
+            products, by the library that torch itself uses or, of few long rows, by `c/narrow.c`
             kernels, the pointwise runs of `weft.run.cpu.pointwise`
             sums over edges
 
@@ -38,7 +38,7 @@ LEAST_ROWS = 128
 MANY_ROWS = 2048
 """The same for a large matrix: the library lays it out anew for each product, which costs more than what is in cache saves."""
 
-HELPERS = c_text("walk.c")
+HELPERS = c_text("narrow.c", "walk.c")
 
 SIGNATURE = (
     "void weft_walk(long first, long last, const line *columns, product_t *product, real *scratch, long most_n, long most_e) {"

@@ -36,6 +36,10 @@ static void copy(real *restrict out, const real *restrict rows, long count, long
 }
 static void multiply(product_t *product, real *out, const real *left, const real *right, long turned, int apart_right, int rows,
                      int inner, int columns, int apart_left) {
+  if (turned && is_narrow(rows, inner)) {
+    narrow_product(out, left, right, apart_right, rows, inner, columns, apart_left);
+    return;
+  }
   const real one = 1, zero = 0;
   product(turned ? "T" : "N", "N", &columns, &rows, &inner, &one, right, &apart_right, left, &apart_left, &zero, out, &columns);
 }
