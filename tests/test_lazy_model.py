@@ -143,3 +143,34 @@ def test_a_batched_call_is_a_graph_break_to_torch_compile(is_module: bool) -> No
     for _ in range(2):
         assert torch.allclose(compiled(x), net(x + 1) * 2)
     torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_scope_is_a_graph_break_to_torch_compile() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    linear, graphs = nn.Linear(3, 3), []
+
+    def kept(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def doubled(x: Tensor) -> Tensor:
+        x = x * 2
+        with weft.batching():
+            y = torch.tanh(linear(x[0]))
+            z = linear(y * 2 if y.sum() > 0 else y)
+        return after(weft.value(z), x) + after(z.exp(), x)
+
+    def after(z: Tensor, x: Tensor) -> Tensor:
+        return z + x.sum() * 3
+
+    x = torch.randn(4, 3)
+    compiled = torch.compile(doubled, backend=kept)
+    for _ in range(2):
+        assert torch.allclose(compiled(x), doubled(x))
+    assert graphs and all("* 3" in graph.code for graph in graphs)  # what is called after the scope, and nothing else
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"weft\.batching records what Python does"):
+        torch.compile(doubled, backend=kept, fullgraph=True)(x)
+    torch._dynamo.reset()

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from weft.errors import TraceError, TypeMismatch
@@ -48,6 +49,7 @@ class batching:
             raise TraceError("this weft.batching scope is in use; make another one")
         self.outer = active.tape
         if self.outer is None:
+            self.frames = set_eval_frame(None)  # torch.compile would look at every function that runs in the scope
             self.undo = UndoRecording()
             try:
                 with self.undo, UndoRecording():
@@ -81,20 +83,24 @@ class batching:
             self._abandon()
             raise
         tape.fast, tape.quick = {}, {}
-        if error is None:
-            tape.ended = None
-            try:
+        try:
+            if error is None:
+                tape.ended = None
                 with UndoRecording(), UndoRecording():
                     self._run(tape)
-            except BaseException:
-                tape.ended = "failed"
-                raise
-            tape.ended = "done"
-        elif (meant := explained(error)) is not error:
-            raise meant from error
+                tape.ended = "done"
+            elif (meant := explained(error)) is not error:
+                raise meant from error
+        except BaseException:
+            tape.ended = "failed"
+            raise
+        finally:
+            set_eval_frame(self.frames)
 
     def _abandon(self, *_: object) -> None:
         """Undo what is not undone yet, where the scope did not begin, or its end was interrupted."""
+        if self.outer is None:
+            set_eval_frame(self.frames)
         if self.tape is not None:
             self.undo.put_back()
             self.tape.ended = "failed"
@@ -129,6 +135,9 @@ class batching:
             tape.bound(0)
 
 
+batching.__enter__ = torch.compiler.disable(  # type: ignore[method-assign]  # to torch.compile a graph break
+    batching.__enter__, recursive=False, reason="weft.batching records what Python does"
+)
 batching.__exit__ = shortcut(GUARDED, None, batching._abandon, batching.__exit__)  # type: ignore[method-assign]  # in C
 
 _states: dict[str, State] = {}

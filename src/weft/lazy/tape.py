@@ -370,3 +370,6 @@ class Tape(Hot):
         ref = self.next
         self.next = ref + STEP
         return ref
+
+
+Tape.tensor = torch.compiler.disable(Tape.tensor)  # type: ignore[method-assign]  # to torch.compile a graph break
