@@ -43,6 +43,8 @@ class Recipe:
     source: str
     about: Any = None
     """What the writer of another recipe must know of this one."""
+    whole: dict[Any, Any] = field(default_factory=dict)
+    """By device: the recipe as one call of C, or why it cannot be."""
 
     def suits(self, indices: Indices) -> bool:
         """Whether a plan is of the kind that this was written for."""

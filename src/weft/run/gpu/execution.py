@@ -12,6 +12,8 @@ from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.execution import Execution
 from weft.run.gpu.launch import allocator, current_stream
+from weft.run.gpu.onecall.lowered import Lowered, lowered
+from weft.run.gpu.onecall.note import Given
 from weft.run.gpu.recipeback import GpuBackText
 from weft.run.gpu.recipeforward import GpuForwardText
 from weft.run.gpu.replay import replayed
@@ -28,8 +30,8 @@ class GpuExecution(Execution):
     """By which this call ran."""
     written: Recipe | None = None
     """Which this call wrote."""
-    facts: tuple[Any, ...] = ()
-    """What the recipe knows of the plan."""
+    given: tuple[Any, ...] = ()
+    """What the recipe knew of the plan, where it ran as one call."""
     kept: tuple[Tensor, ...] = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -41,10 +43,7 @@ class GpuExecution(Execution):
                 found = replayed(self, self.recipe, tensors)
                 if found is not None:
                     return found
-            self.facts, stream = self.recipe.facts(self.indices), current_stream(device)
-            outputs, self.kept = self.recipe.run(
-                self.facts, tensors, self.chosen(), self.records, device, stream, allocator(device)
-            )
+            outputs, self.kept = self._whole(self.recipe, tensors) or self._forward_by(self.recipe, tensors)
             return list(outputs)
         outputs = super().forward(tensors)
         if len(known) < MOST_RECIPES:
@@ -72,11 +71,48 @@ class GpuExecution(Execution):
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
             return super().backward(tensors, mine, grads)
+        results: list[Tensor | None] | None = None if keep else self._whole(found, tensors, mine, grads)
+        return self._backward_by(found, tensors, mine, grads, keep) if results is None else results
+
+    def _whole(
+        self,
+        recipe: Recipe,
+        tensors: Sequence[Tensor],
+        saved: Sequence[Tensor] | None = None,
+        grads: Sequence[Tensor | None] = (),
+    ) -> Any:
+        """By one call of C; None where the recipe does it."""
         device = self.call.device
-        facts, stream = found.facts(self.indices, self.facts), current_stream(device)
-        given = (facts, tensors, self.chosen(), mine, grads, self.records, device, stream, keep, allocator(device))
-        results: list[Tensor | None] = found.run(*given)
-        return results
+        if device.type != "cuda":
+            return None
+        fast = recipe.whole.get(device)
+        if fast is None:
+            rows = frozenset(range(self.kind.first_feed, len(tensors)))
+            before = None if saved is None else self.recipe
+            fast = lowered(recipe, before, self._facts(recipe), Given(tensors, rows, saved, grads), device)
+        if not isinstance(fast, Lowered):
+            return None
+        facts = fast.facts(self.indices, self.given)
+        if saved is None:
+            self.given = facts
+        return fast.run(facts, tensors, saved, grads, current_stream(device), allocator(device))
+
+    def _forward_by(self, recipe: Recipe, tensors: Sequence[Tensor]) -> Any:
+        device = self.call.device
+        rest = device, current_stream(device), allocator(device)
+        return recipe.run(self._facts(recipe), tensors, self.chosen(), self.records, *rest)
+
+    def _backward_by(
+        self, recipe: Recipe, tensors: Sequence[Tensor], saved: list[Tensor], grads: Sequence[Tensor | None], keep: bool
+    ) -> Any:
+        device = self.call.device
+        given = tensors, self.chosen(), saved, grads, self.records
+        return recipe.run(self._facts(recipe), *given, device, current_stream(device), keep, allocator(device))
+
+    def _facts(self, recipe: Recipe) -> tuple[Any, ...]:
+        """What a recipe knows of the plan."""
+        before = () if recipe is self.recipe or self.recipe is None else self.recipe.facts(self.indices)
+        return recipe.facts(self.indices, before)
 
     def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         recipe = self.recipe or self.written

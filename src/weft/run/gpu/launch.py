@@ -113,6 +113,7 @@ class Kernel:
         if cooperative and not interpreted():
             self.options["launch_cooperative_grid"] = True
         self.compiled: dict[tuple[Any, ...], Any] = {}
+        self._made: dict[tuple[Any, ...], Any] = {}
         self.fixed: dict[Any, tuple[Any, ...]] = {}
         """What every launch of a compiled kernel is given first."""
 
@@ -139,8 +140,13 @@ class Kernel:
             with torch.cuda.device(device):
                 made = self._compile(kinds, constants, aligned)
             compiled, *fixed = _launcher(made)
-            self.compiled[key], self.fixed[compiled] = compiled, tuple(fixed)
+            self.compiled[key], self.fixed[compiled], self._made[key] = compiled, tuple(fixed), made
         return compiled
+
+    def made(self, device: torch.device, kinds: Sequence[torch.dtype | None], constants: tuple[Any, ...], aligned: bool) -> Any:
+        """The compiled kernel itself, for those who launch it by the driver."""
+        self.ready(device, kinds, constants, aligned)
+        return self._made[device.index, aligned, constants]
 
     def _compile(self, kinds: Sequence[torch.dtype | None], constants: tuple[Any, ...], aligned: bool) -> Any:
         """Compile without looking at the values of numbers, and at the alignment of pointers only as a whole."""

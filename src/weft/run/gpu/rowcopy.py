@@ -31,19 +31,26 @@ def put(numbers, first, width, out, p, a, q, b, TWO: tl.constexpr):
 _putters: dict[tuple[torch.dtype, bool], Quick] = {}
 
 
+def putter(dtype: torch.dtype, two: bool) -> Quick:
+    """What launches `put` for rows of a dtype, of one part or of two."""
+    found = _putters.get((dtype, two))
+    if found is None:
+        found = _putters[dtype, two] = Quick(Kernel(PUT, "put"), 3, f"-(-n0 // {BLOCK})", (two,))
+    return found
+
+
 def put_rows(out: Tensor, p: Tensor, a: Tensor, q: Tensor | None = None, b: Tensor | None = None) -> None:
     """What this stands for is `out.index_copy_(0, p.long(), a)`, and then the same with q and b."""
     two = b is not None
-    quick = _putters.get((a.dtype, two))
-    if quick is None:
-        quick = _putters[a.dtype, two] = Quick(Kernel(PUT, "put"), 3, f"-(-n0 // {BLOCK})", (two,))
     first = numbers = a.numel()
     if q is None or b is None:
         q, b = p, a
     else:
         numbers += b.numel()
     if numbers:
-        quick.go(numbers, first, numbers // (p.shape[0] + two * q.shape[0]), out, p, a.contiguous(), q, b.contiguous())
+        putter(a.dtype, two).go(
+            numbers, first, numbers // (p.shape[0] + two * q.shape[0]), out, p, a.contiguous(), q, b.contiguous()
+        )
 
 
 TAKE = f"""import triton
@@ -66,18 +73,23 @@ def take(numbers, width, many, more, out, a, p, b, q, TWO: tl.constexpr):
 _takers: dict[tuple[torch.dtype, bool], Quick] = {}
 
 
+def taker(dtype: torch.dtype, two: bool) -> Quick:
+    """What launches `take` for rows of a dtype, of one part or of two."""
+    found = _takers.get((dtype, two))
+    if found is None:
+        found = _takers[dtype, two] = Quick(Kernel(TAKE, "take"), 4, f"-(-n0 // {BLOCK})", (two,))
+    return found
+
+
 def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """What this stands for is `a.index_select(0, p)`, plus `b.index_select(0, q)`; rows that are not there are zeros."""
     a, two = a.contiguous(), b is not None
     if out is None:
         out = torch.empty((p.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
-    quick = _takers.get((a.dtype, two))
-    if quick is None:
-        quick = _takers[a.dtype, two] = Quick(Kernel(TAKE, "take"), 4, f"-(-n0 // {BLOCK})", (two,))
     numbers = out.numel()
     if numbers:
         b, q = (a, p) if b is None or q is None else (b.contiguous(), q)
-        quick.go(numbers, numbers // p.shape[0], a.shape[0], b.shape[0], out, a, p, b, q)
+        taker(a.dtype, two).go(numbers, numbers // p.shape[0], a.shape[0], b.shape[0], out, a, p, b, q)
     return out
 
 

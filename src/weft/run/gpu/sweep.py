@@ -78,13 +78,13 @@ class Walk:
 
     def start(self, turns: Sequence[Stretch], device: torch.device, stream: int, low: int, table: Any, *arguments: Any) -> None:
         """Launch. Arguments are addresses, `low` all of these together; under the interpreter they are tensors."""
-        counter = _counter(device, stream)
+        count = counter(device, stream)
         for begin, end, width in turns:
             if not isinstance(table, int):
-                self.sweeps[width].kernel.function[(1,)](table, begin, end, counter, *arguments, 1)
+                self.sweeps[width].kernel.function[(1,)](table, begin, end, count, *arguments, 1)
                 continue
             ready, programs, fixed = self._ready.get((width, low & 15 == 0, device)) or self._make_ready(width, low, device)
-            at = counter.data_ptr()
+            at = count.data_ptr()
             ready(programs, 1, 1, stream, *fixed, table, begin, end, at, *arguments, programs)
 
     def _make_ready(self, width: str, low: int, device: torch.device) -> tuple[Any, ...]:
@@ -94,6 +94,12 @@ class Walk:
         ready = sweep.kernel.ready(device, kinds, (programs,), aligned)
         self._ready[width, aligned, device] = found = ready, programs, sweep.kernel.fixed[ready]
         return found
+
+    def made(self, width: str, device: torch.device, aligned: bool) -> tuple[Any, int]:
+        """The compiled kernel for steps of a width, and how many programs run it."""
+        programs = self._make_ready(width, 0 if aligned else 1, device)[1]
+        kinds = [self.kinds[0], None, None, torch.int32, *self.kinds[1:]]
+        return self.sweeps[width].kernel.made(device, kinds, (programs,), aligned), programs
 
 
 def by_one_kernel(run: TypeRun) -> bool:
@@ -192,7 +198,7 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 _processors: dict[torch.device, int] = {}
 
 
-def _counter(device: torch.device, stream: int) -> Tensor:
+def counter(device: torch.device, stream: int) -> Tensor:
     """The barrier's count, zero between launches; one for each stream, for sweeps of two streams may run at once."""
     found = _counters.get((device, stream))
     if found is None:

@@ -51,13 +51,18 @@ def adds_up_rows(value: Value) -> bool:
     return plain and width >= LEAST and value.shape == (1, width)
 
 
+def adder(dtype: torch.dtype) -> Quick:
+    """What launches `total` for rows of a dtype."""
+    found = _kernels.get(dtype)
+    if found is None:
+        kind = "tl.float64" if dtype is torch.float64 else "tl.float32"
+        kernel = Kernel(SOURCE.replace("KIND", kind), "total", warps=8)
+        found = _kernels[dtype] = Quick(kernel, 2, f"-(-n1 // {COLUMNS})")
+    return found
+
+
 def column_sums(rows: Tensor) -> Tensor:
     """What this stands for is `rows.sum(0, keepdim=True)`."""
-    quick = _kernels.get(rows.dtype)
-    if quick is None:
-        kind = "tl.float64" if rows.dtype is torch.float64 else "tl.float32"
-        kernel = Kernel(SOURCE.replace("KIND", kind), "total", warps=8)
-        quick = _kernels[rows.dtype] = Quick(kernel, 2, f"-(-n1 // {COLUMNS})")
     out = torch.empty((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
-    quick.go(rows.shape[0], rows.shape[1], rows.contiguous(), out)
+    adder(rows.dtype).go(rows.shape[0], rows.shape[1], rows.contiguous(), out)
     return out

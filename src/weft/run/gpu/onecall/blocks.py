@@ -1,0 +1,164 @@
+"""Stand-ins for tensors: which memory, from where on, which sizes and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.run.gpu.onecall.numbers import ALIGNED, NotLowered, Size
+
+if TYPE_CHECKING:
+    from weft.run.gpu.onecall.record import Recorder
+
+
+@dataclass(eq=False)
+class Storage:
+    """Memory by a name: of a tensor that the call is given, of an index array, or fresh."""
+
+    name: str
+    dtype: torch.dtype
+    count: Size | None = None
+    """Elements of fresh memory."""
+    sizes: tuple[Size, ...] = ()
+    """As which it is first seen."""
+    anywhere: bool = False
+    """Whether it may start between multiples of 16 bytes."""
+
+
+@dataclass(eq=False)
+class Either(Storage):
+    """One block's memory where a number is not negative, else another's."""
+
+    number: Size = 0
+    one: Block | None = None
+    other: Block | None = None
+
+
+class Block:
+    """A tensor's looks. Everything else that Python would do with a tensor is not lowered."""
+
+    def __init__(
+        self, recorder: Recorder, storage: Storage, sizes: Sequence[Size], strides: Sequence[Size], offset: Size = 0
+    ) -> None:
+        self.recorder, self.storage, self.offset = recorder, storage, offset
+        self.shape, self.strides = tuple(sizes), tuple(strides)
+        self.dtype = storage.dtype
+        self.device = recorder.device
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotLowered(f"tensor.{name}")
+
+    # What kernels must know.
+
+    @property
+    def aligned(self) -> bool:
+        """Whether it starts at a multiple of 16 bytes, whatever the sizes are."""
+        if isinstance(self.storage, Either):
+            either = self.storage
+            assert either.one is not None and either.other is not None
+            return either.one.aligned and either.other.aligned and self.offset == 0
+        return not self.storage.anywhere and _multiple(self.offset, ALIGNED // self.dtype.itemsize)
+
+    @property
+    def contiguous_(self) -> bool:
+        return same(self.strides, strides_of(self.shape))
+
+    def numel(self) -> Size:
+        return prod(self.shape)
+
+    # What recipes and pieces do with tensors.
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def data_ptr(self) -> Pointer:
+        return Pointer(self)
+
+    def contiguous(self) -> Block:
+        if not self.contiguous_:
+            raise NotLowered("a copy of strided memory")
+        return self
+
+    def to(self, target: Any) -> Block:
+        if target != self.device and target is not self.dtype:
+            raise NotLowered(f"tensor.to({target})")
+        return self
+
+    def narrow(self, dim: int, start: Size, length: Size) -> Block:
+        sizes = [length if at == dim else size for at, size in enumerate(self.shape)]
+        return Block(self.recorder, self.storage, sizes, self.strides, self.offset + start * self.strides[dim])
+
+    def __getitem__(self, at: Any) -> Block:
+        if isinstance(at, slice) and at.start is None and at.step is None and at.stop is not None:
+            return self.narrow(0, 0, at.stop)
+        if type(at) is int and at == -1:
+            last = self.narrow(0, self.shape[0] - 1, 1)
+            return Block(self.recorder, self.storage, last.shape[1:], last.strides[1:], last.offset)
+        raise NotLowered("tensor[...]")
+
+    def view(self, *shape: Any) -> Block:
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
+        if any(type(size) is int and size < 0 for size in sizes) or not self.contiguous_:
+            raise NotLowered("a view whose sizes are to be found")
+        return Block(self.recorder, self.storage, sizes, strides_of(sizes), self.offset)
+
+    def reshape(self, *shape: Any) -> Block:
+        return self.view(*shape)
+
+    def flatten(self, first: int, last: int) -> Block:
+        return self.view(*self.shape[:first], prod(self.shape[first : last + 1]), *self.shape[last + 1 :])
+
+    def t(self) -> Block:
+        return Block(self.recorder, self.storage, self.shape[::-1], self.strides[::-1], self.offset)
+
+    def detach(self) -> Block:
+        raise NotLowered("a result that shares memory with what is kept")
+
+    def index_select(self, dim: int, index: Block) -> Block:
+        if dim != 0:
+            raise NotLowered("index_select of columns")
+        return self.recorder.take(self, index)
+
+    def zero_(self) -> Block:
+        return self.recorder.fill(self)
+
+
+class Pointer:
+    """The address of a block."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __or__(self, other: Pointer) -> Pointer:
+        return self
+
+
+def same(some: Sequence[Size], others: Sequence[Size]) -> bool:
+    """Whether sizes are the same in every call."""
+    return [*map(str, some)] == [*map(str, others)]
+
+
+def strides_of(sizes: Sequence[Size]) -> tuple[Size, ...]:
+    found: list[Size] = []
+    apart: Size = 1
+    for size in reversed(sizes):
+        found.append(apart)
+        apart = apart * size
+    return tuple(found[::-1])
+
+
+def _multiple(offset: Size, by: int) -> bool:
+    """Whether an offset is a multiple of a number, as far as its text shows: sums of products with constants."""
+    if isinstance(offset, int):
+        return offset % by == 0
+    terms = offset.text.replace("(", " ").replace(")", " ").split("+")
+    return "FLOOR" not in offset.text and all(_has_factor(term, by) for term in terms)
+
+
+def _has_factor(term: str, by: int) -> bool:
+    factors = [int(part) for part in term.split("*") if part.strip().isdigit()]
+    return "-" not in term and bool(factors) and prod(factors) % by == 0

@@ -1,0 +1,147 @@
+"""A recipe as one call: compiled, bound to the driver and the library, and called."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from weft.cc import build, compiler
+from weft.plan.library import address
+from weft.run.gpu.launch import Kernel
+from weft.run.gpu.onecall.library import functions
+from weft.run.gpu.onecall.note import Given, Noted, kind_of_fact, note
+from weft.run.gpu.onecall.numbers import NotLowered, floor
+from weft.run.gpu.onecall.text import FIRST_KERNEL, FIRST_VARIABLE, OF_KERNEL, Writer
+from weft.run.gpu.onecall.wrapper import wrapper_text
+from weft.run.gpu.sweep import counter
+from weft.run.gpu.table import WIDTHS
+from weft.run.indices import Indices
+from weft.run.recipe import Fact, Recipe
+
+_C: Any = torch._C
+
+
+def _stretches(make: Fact) -> Fact:
+    def found(indices: Indices) -> Any:
+        flat = [number for begin, end, width in make(indices) for number in (begin, end, WIDTHS.index(width))]
+        return array("i", flat)
+
+    return found
+
+
+def _steps(number: Any) -> Fact:
+    def found(indices: Indices) -> tuple[int, int]:
+        group = indices.plan.groups[number]
+        return address(group.step_lo), address(group.step_hi)
+
+    return found
+
+
+def _starts(number: Any) -> Fact:
+    return lambda indices: address(indices.plan.reads[number].slices)
+
+
+def _maker(key: Hashable, make: Fact) -> Fact:
+    """Of one of a recipe's facts; lists as C reads them."""
+    kind = kind_of_fact(key)
+    if kind == "turns":
+        return _stretches(make)
+    if kind in ("steps", "starts"):
+        assert isinstance(key, tuple)
+        return _steps(key[1]) if kind == "steps" else _starts(key[1])
+    return make
+
+
+def _makers(recipe: Recipe, before: Recipe | None) -> list[tuple[Fact, int | None]]:
+    """Of all facts; and which of the facts of the recipe that ran before it is, where that knew it."""
+    earlier = [] if before is None else [make for make, _ in _makers(before, None)]
+    found: list[tuple[Fact, int | None]] = []
+    for key, make in recipe.makers.items():
+        found.append((_maker(key, make), None) if callable(make) else (earlier[make], make))
+    return found
+
+
+def lowered(recipe: Recipe, before: Recipe | None, facts: Sequence[Any], given: Given, device: torch.device) -> Lowered | None:
+    """The recipe as one call, made when it is first used on a device; None where it is not to be: `recipe.whole` says why."""
+    if device not in recipe.whole:
+        try:
+            recipe.whole[device] = Lowered(note(recipe, facts, given, device), _makers(recipe, before), device)
+        except NotLowered as why:
+            recipe.whole[device] = str(why)
+    found = recipe.whole[device]
+    return found if isinstance(found, Lowered) else None
+
+
+class Lowered:
+    """A recipe as one call. `run(facts, tensors, saved, grads, stream, fresh)` gives None where the recipe must do it."""
+
+    def __init__(self, noted: Noted, makers: list[tuple[Fact, int | None]], device: torch.device) -> None:
+        writer = Writer(noted.operations, set(noted.brought), noted.recorder.inside)
+        self.text, self.device, self.makers = writer.write(), device, makers
+        path, known = compiler(), functions()
+        if path is None or known is None:
+            raise NotLowered("no compiler")
+        try:
+            library = build(path, self.text.source, "-O1")
+        except (OSError, subprocess.SubprocessError):
+            raise NotLowered("a compiler that cannot") from None
+        self._room, self._call = library.weft_room, library.weft_call
+        for function in (self._room, self._call):
+            function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        self.table = (ctypes.c_int64 * (FIRST_KERNEL + OF_KERNEL * len(self.text.kernels)))(*known)
+        for number, (kernel, *_) in enumerate(self.text.kernels):
+            if isinstance(kernel, Kernel):
+                self._compile(number)
+        self.source = wrapper_text(noted, self.text.variables)
+        self.run = self._loaded()
+
+    def facts(self, indices: Indices, before: Sequence[Any] = ()) -> tuple[Any, ...]:
+        """What the call needs to know of a plan; `before`: what the one before it knew, if there was one."""
+        if not before:
+            return tuple([make(indices) for make, _ in self.makers])
+        return tuple([make(indices) if at is None else before[at] for make, at in self.makers])
+
+    def _compile(self, number: int) -> None:
+        """Put a kernel into the table of functions."""
+        kernel, constants, kinds, aligned = self.text.kernels[number]
+        at = FIRST_KERNEL + OF_KERNEL * number
+        if isinstance(kernel, Kernel):
+            made, programs = kernel.made(self.device, kinds, constants, aligned), 0
+        else:
+            walk, width = kernel
+            made, programs = walk.made(width, self.device, aligned)
+        if made.metadata.global_scratch_size or made.metadata.profile_scratch_size or made.metadata.num_ctas != 1:
+            raise NotLowered("a kernel that wants memory of its own")
+        self.table[at : at + OF_KERNEL] = [made.function, programs, 32 * made.metadata.num_warps, made.metadata.shared]
+
+    def room(self, given: Any) -> int:
+        """Bytes of working memory; negative where the recipe must do it."""
+        while (found := self._room(given)) < -1:
+            self._compile(-2 - found)
+        return int(found)
+
+    def done(self, given: Any) -> None:
+        """Launch everything."""
+        failed = self._call(given)
+        if failed:
+            raise RuntimeError(f"CUDA refused a launch or a product (codes {failed:#x} together)")
+
+    def _loaded(self) -> Any:
+        space = {
+            "torch": torch,
+            "FLOOR": floor,
+            "numbers": ctypes.c_int64 * (FIRST_VARIABLE + len(self.text.variables)),
+            "table": ctypes.addressof(self.table),
+            "blas": _C._cuda_getCurrentBlasHandle,
+            "counter": counter,
+            "device": self.device,
+            "room": self.room,
+            "done": self.done,
+        }
+        exec(compile(self.source, "weft_onecall.py", "exec"), space)
+        return space["run"]

@@ -1,0 +1,100 @@
+"""A call of a recipe written down: its Python runs once, on stand-ins for what the call gave it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.run.gpu.onecall.blocks import Block, Storage, same
+from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
+from weft.run.gpu.onecall.operations import Operation
+from weft.run.gpu.onecall.record import PerStep, Recorder, Steps, Stretches
+from weft.run.recipe import Recipe
+
+LISTS = {"turns": Stretches, "steps": Steps, "starts": PerStep}
+"""Facts that are lists, by the first part of their keys."""
+
+
+def kind_of_fact(key: Hashable) -> str:
+    return str(key[0] if isinstance(key, tuple) else key)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What a recipe's function is given beside its facts; `rows`: tensors of which the number of rows differs."""
+
+    tensors: Sequence[Tensor]
+    rows: frozenset[int]
+    saved: Sequence[Tensor] | None = None
+    grads: Sequence[Tensor | None] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Noted:
+    """A recipe written down: what it does, its results in terms of stand-ins, and which of its memory that is."""
+
+    recorder: Recorder
+    operations: list[Operation]
+    results: Any
+    brought: dict[Storage, Sequence[Size]]
+    """Memory that the results are part of, and as which it is made."""
+    facts: dict[str, type]
+    """What the facts are: numbers, arrays on the device, or lists."""
+
+
+def note(recipe: Recipe, facts: Sequence[Any], given: Given, device: torch.device) -> Noted:
+    """Run a recipe on stand-ins for what a call gave it."""
+    recorder = Recorder(device)
+    numbers = [
+        _stand_in(recorder, f"f{at}", key, fact) for at, (key, fact) in enumerate(zip(recipe.makers, facts, strict=True))
+    ]
+    tensors = [recorder.given(f"t{at}", one, at in given.rows) for at, one in enumerate(given.tensors)]
+    start: list[Any] = [numbers, tensors, _Absent("rows of some nodes")]
+    if given.saved is None:
+        arguments = [*start, _Absent("records"), device, 0, recorder.fresh]
+    else:
+        saved = [recorder.given(f"s{at}", one, True, part=True) for at, one in enumerate(given.saved)]
+        grads = [None if one is None else recorder.given(f"g{at}", one, True) for at, one in enumerate(given.grads)]
+        arguments = [*start, saved, grads, _Absent("records"), device, 0, False, recorder.fresh]
+    results = recorder.run(recipe.run, arguments)
+    brought: dict[Storage, Sequence[Size]] = {}
+    for block in flat(results):
+        storage = block.storage
+        if storage.count is None:
+            raise NotLowered("a result that is given")
+        whole = same((block.numel(), block.offset), (storage.count, 0))
+        brought.setdefault(storage, block.shape if whole else storage.sizes)
+    return Noted(recorder, recorder.operations, results, brought, {f"f{at}": _kind(one) for at, one in enumerate(numbers)})
+
+
+def _kind(fact: Any) -> type:
+    return int if isinstance(fact, Number) else type(fact)
+
+
+def flat(results: Any) -> list[Block]:
+    """All tensors among a recipe's results."""
+    if isinstance(results, list | tuple):
+        return [block for one in results for block in flat(one)]
+    return [] if results is None else [results]
+
+
+class _Absent:
+    """Stands for something that only some recipes use."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __getitem__(self, at: Any) -> Any:
+        raise NotLowered(self.what)
+
+
+def _stand_in(recorder: Recorder, name: str, key: Hashable, fact: Any) -> Any:
+    if kind_of_fact(key) in LISTS:
+        return LISTS[kind_of_fact(key)](recorder, name)
+    if isinstance(fact, int):
+        return recorder.number(name, fact)
+    return recorder.given(name, fact, True)

@@ -1,0 +1,102 @@
+"""What a recipe does to memory, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.run.gpu.launch import Kernel
+from weft.run.gpu.onecall.blocks import Block, Either, Storage
+from weft.run.gpu.onecall.numbers import Number, Size
+from weft.run.gpu.sweep import Walk
+
+
+@dataclass(eq=False)
+class Launch:
+    """A kernel: `arguments` are numbers and blocks; where `only` is given, it is launched if that number is negative."""
+
+    kernel: Kernel
+    programs: Size
+    arguments: list[Size | Block]
+    constants: tuple[Any, ...] = ()
+    only: Size | None = None
+
+
+@dataclass(eq=False)
+class Product:
+    """out = one @ other."""
+
+    one: Block
+    other: Block
+    out: Block
+
+
+@dataclass(eq=False)
+class Fill:
+    """Zeros."""
+
+    out: Block
+
+
+@dataclass(eq=False)
+class Turns:
+    """All stretches of steps of a group: by a sweep's kernels, or step by step, by the operations in `apart`.
+
+    In these operations `at` is the step's number, `lo` and `hi` are its rows.
+    """
+
+    turns: str
+    """The variable of the stretches."""
+    walk: Walk
+    arguments: list[Size | Block]
+    """Of the sweep: the table first."""
+    apart: list[Operation] = field(default_factory=list)
+    steps: str | None = None
+    """The variable of the steps' rows."""
+
+
+Operation = Launch | Product | Fill | Turns
+
+
+def blocks_of(operation: Operation) -> Iterator[Block]:
+    """Everything that an operation reads or writes."""
+    if isinstance(operation, Product):
+        yield from (operation.one, operation.other, operation.out)
+    elif isinstance(operation, Fill):
+        yield operation.out
+    else:
+        yield from (one for one in operation.arguments if isinstance(one, Block))
+        for inner in operation.apart if isinstance(operation, Turns) else ():
+            yield from blocks_of(inner)
+
+
+def storages_of(operation: Operation) -> Iterator[Storage]:
+    """The memory behind these."""
+    pending = list(blocks_of(operation))
+    while pending:
+        storage = pending.pop().storage
+        if isinstance(storage, Either):
+            assert storage.one is not None and storage.other is not None
+            pending += [storage.one, storage.other]
+        else:
+            yield storage
+
+
+def numbers_of(operations: Sequence[Operation]) -> Iterator[str]:
+    """The texts of all numbers that operations name, offsets among them."""
+    for operation in operations:
+        given: list[Any] = []
+        if isinstance(operation, Launch):
+            given += [operation.programs, operation.only, *operation.arguments]
+        elif isinstance(operation, Turns):
+            given += operation.arguments
+            yield from (operation.turns, operation.steps or "")
+            yield from numbers_of(operation.apart)
+        for block in blocks_of(operation):
+            while isinstance(block.storage, Either):
+                assert block.storage.one is not None and block.storage.other is not None
+                given += [block.storage.number, block.storage.one.offset, block.storage.other.offset, block.offset]
+                block = block.storage.one
+            given += [*block.shape, *block.strides, block.offset]
+        yield from (one.text for one in given if isinstance(one, Number))

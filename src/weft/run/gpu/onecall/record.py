@@ -1,0 +1,241 @@
+"""Runs a recipe's Python on stand-ins: what it would launch becomes a list of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.run.gpu import rowcopy, totals
+from weft.run.gpu.launch import Quick, allocator
+from weft.run.gpu.onecall.blocks import Block, Either, Pointer, Storage, strides_of
+from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
+from weft.run.gpu.onecall.operations import Fill, Launch, Operation, Product, Turns
+from weft.run.gpu.sweep import Walk
+
+
+class Recorder:
+    """Collects what a recipe does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.example = device, Example()
+        self.operations: list[Operation] = []
+        self.stretches: list[Turns] = []
+        """Those whose steps are being written down."""
+        self.inside: dict[Storage, Turns] = {}
+        """Fresh memory of single steps, and whose steps these are."""
+        self.fresh_memory: list[Storage] = []
+
+    # Stand-ins for what a recipe is given.
+
+    def number(self, name: str, value: int) -> Number:
+        self.example.values[name] = value
+        return Number(name, self.example)
+
+    def given(self, name: str, like: Tensor, rows: bool, part: bool = False) -> Block:
+        """A tensor that the call brings; with `rows`, how many it has differs from call to call.
+
+        What is part of a larger one starts at some row.
+        """
+        sizes: list[Size] = list(like.shape)
+        if rows and sizes:
+            sizes[0] = self.number(f"{name}_rows", like.shape[0])
+        if like.device != self.device or not like.is_contiguous():
+            raise NotLowered("a tensor elsewhere, or strided")
+        anywhere = part and like.stride(0) * like.itemsize % ALIGNED != 0
+        return Block(self, Storage(name, like.dtype, anywhere=anywhere), sizes, strides_of(sizes))
+
+    # What recipes do.
+
+    def fresh(self, sizes: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype) -> Block:
+        block = Block(self, Storage(f"m{len(self.fresh_memory)}", dtype, None, tuple(sizes)), sizes, strides_of(sizes))
+        block.storage.count = block.numel()
+        self.fresh_memory.append(block.storage)
+        if self.stretches:
+            self.inside[block.storage] = self.stretches[-1]
+        return block
+
+    def say(self, operation: Operation) -> None:
+        (self.stretches[-1].apart if self.stretches else self.operations).append(operation)
+
+    def launch(self, quick: Quick, numbers: Sequence[Size], blocks: Sequence[Block], only: Size | None = None) -> None:
+        programs = eval(quick.grid, {f"n{at}": number for at, number in enumerate(numbers)})
+        for block in blocks:
+            block.contiguous()
+        self.say(Launch(quick.kernel, programs, [*numbers, *blocks], quick.constants, only))
+
+    def product(self, one: Block, other: Block, out: Block | None = None) -> Block:
+        if one.dim() != 2 or other.dim() != 2 or one.dtype is not other.dtype:
+            raise NotLowered("a product of other than two matrices")
+        if out is None:
+            out = self.fresh((one.shape[0], other.shape[1]), (), one.dtype)
+        self.say(Product(one, other, out.contiguous()))
+        return out
+
+    def take(self, a: Block, p: Block, b: Block | None = None, q: Block | None = None, out: Block | None = None) -> Block:
+        """As `take_rows`."""
+        rows = p.shape[0]
+        if out is None:
+            out = self.fresh((rows, *a.shape[1:]), (), a.dtype)
+        self._take(a, p, b, q, out)
+        return out
+
+    def _take(self, a: Block, p: Block, b: Block | None, q: Block | None, out: Block, only: Size | None = None) -> None:
+        if p.dtype is not torch.int32:
+            raise NotLowered("an index of 64 bits")
+        width, two = a.shape[1:], b is not None
+        across: Size = 1
+        for size in width:
+            across = across * size
+        quick = rowcopy.taker(a.dtype, two)
+        b, q = (a, p) if b is None or q is None else (b, q)
+        self.launch(quick, (out.numel(), across, a.shape[0], b.shape[0]), (out, a, p, b, q), only)
+
+    def put(self, out: Block, p: Block, a: Block, q: Block | None = None, b: Block | None = None) -> None:
+        """As `put_rows`."""
+        two = b is not None
+        first = numbers = a.numel()
+        across: Size = 1
+        for size in a.shape[1:]:
+            across = across * size
+        if q is None or b is None:
+            q, b = p, a
+        else:
+            numbers = numbers + b.numel()
+        self.launch(rowcopy.putter(a.dtype, two), (numbers, first, across), (out, p, a, q, b))
+
+    def step_rows(self, arena: Block, index: Block, start: Size, lo: Size, hi: Size, slots: int) -> Block:
+        """As `rowcopy.step_rows`."""
+        many = (hi - lo) * slots
+        there = arena.narrow(0, start, many)
+        copied = self.fresh((many, *arena.shape[1:]), (), arena.dtype)
+        self._take(arena, index.narrow(0, lo * slots, many), None, None, copied, only=start)
+        return Block(self, Either("", arena.dtype, number=start, one=there, other=copied), there.shape, there.strides)
+
+    def fill(self, out: Block) -> Block:
+        self.say(Fill(out.contiguous()))
+        return out
+
+    def sums(self, rows: Block, dims: Sequence[int] = (0,), keepdim: bool = True) -> Block:
+        if list(dims) != [0] or not keepdim or rows.dim() != 2:
+            raise NotLowered("torch.sum")
+        out = self.fresh((1, rows.shape[1]), (), rows.dtype)
+        self.launch(totals.adder(rows.dtype), (rows.shape[0], rows.shape[1]), (rows, out))
+        return out
+
+    def zeros_like(self, like: Block, memory_format: Any = None) -> Block:
+        return self.fill(self.fresh(like.shape, (), like.dtype))
+
+    # Steps.
+
+    def start(self, walk: Walk, turns: Any, table: Any, arguments: Sequence[Any]) -> None:
+        """As `Walk.start`."""
+        found = [one.block if isinstance(one, Pointer) else one for one in (table, *arguments)]
+        if isinstance(turns, Stretches):
+            self.say(Turns(turns.name, walk, found))
+        else:
+            self.stretches[-1].walk, self.stretches[-1].arguments = walk, found
+
+    def run(self, function: Any, arguments: Sequence[Any]) -> Any:
+        """The recipe's or a piece's function, with stand-ins for everything it calls."""
+        space = {name: self._stand_in(name, item) for name, item in function.__globals__.items()}
+        space["range"] = lambda *bounds: iter([Number("at", self.example)])
+        return FunctionType(function.__code__, space)(*arguments)
+
+    def _stand_in(self, name: str, item: Any) -> Any:
+        if name in ("torch", "aten"):
+            return _Torch(self) if name == "torch" else _Unknown("aten")
+        if isinstance(item, Quick):
+            return _Launcher(self, item)
+        if item is allocator:
+            return lambda device: self.fresh
+        walk = getattr(item, "__self__", None)
+        if isinstance(walk, Walk):
+            return lambda turns, device, stream, low, table, *rest: self.start(walk, turns, table, rest)
+        known = {rowcopy.take_rows: self.take, rowcopy.put_rows: self.put, rowcopy.step_rows: self.step_rows}
+        known |= {totals.column_sums: self.sums}
+        if callable(item) and item in known:
+            return known[item]
+        if isinstance(item, FunctionType) and item.__code__.co_filename.startswith("weft_"):
+            return lambda *arguments: self.run(item, arguments)
+        return _Unknown(getattr(item, "__name__", name)) if callable(item) else item
+
+
+class _Torch:
+    def __init__(self, recorder: Recorder) -> None:
+        self.mm: Callable[..., Block] = recorder.product
+        self.sum, self.zeros_like = recorder.sums, recorder.zeros_like
+        self.contiguous_format = torch.contiguous_format
+
+    @staticmethod
+    def t(block: Block) -> Block:
+        return block.t()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if not isinstance(found, torch.dtype):
+            raise NotLowered(f"torch.{name}")
+        return found
+
+
+class _Launcher:
+    def __init__(self, recorder: Recorder, quick: Quick) -> None:
+        self.recorder, self.quick = recorder, quick
+
+    def go(self, *arguments: Any) -> None:
+        many = self.quick.numbers
+        self.recorder.launch(self.quick, arguments[:many], arguments[many:])
+
+
+class _Unknown:
+    """Something that is not lowered, if it is used."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        raise NotLowered(self.name)
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotLowered(f"{self.name}.{name}")
+
+
+class Stretches:
+    """Stands for a list of stretches, in a loop over both kinds: of kernels, and of steps that run apart."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self.recorder, self.name = recorder, name
+
+    def __iter__(self) -> Iterator[Any]:
+        recorder = self.recorder
+        begin, end = Number("begin", recorder.example), Number("end", recorder.example)
+        turns = Turns(self.name, None, [])  # type: ignore[arg-type]  # the walk is told in the loop
+        recorder.stretches.append(turns)
+        yield begin, end, "kernels"
+        yield begin, end, "apart"
+        recorder.stretches.pop()
+        recorder.say(turns)
+
+
+class Steps:
+    """Stands for the rows of each step."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self.recorder, self.name = recorder, name
+
+    def __getitem__(self, at: Any) -> tuple[Number, Number]:
+        self.recorder.stretches[-1].steps = self.name
+        return Number("lo", self.recorder.example), Number("hi", self.recorder.example)
+
+
+class PerStep:
+    """Stands for one number for each step."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self.recorder, self.name = recorder, name
+
+    def __getitem__(self, at: Any) -> Number:
+        return Number(f"{self.name}[at]", self.recorder.example)

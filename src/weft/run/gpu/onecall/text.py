@@ -1,0 +1,272 @@
+"""A list of operations as C: one function says how much memory they need beside their results, one does them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from weft.run.gpu.launch import Kernel
+from weft.run.gpu.onecall.blocks import Block, Either, Storage
+from weft.run.gpu.onecall.numbers import NotLowered, Size
+from weft.run.gpu.onecall.operations import Fill, Launch, Operation, Product, Turns, storages_of
+from weft.run.gpu.sweep import Walk
+from weft.run.gpu.table import WIDTHS
+
+ROOM = 256
+"""Bytes: blocks of working memory start at multiples of this."""
+
+FIRST_KERNEL = 8
+"""Before it, the table of functions holds those of the driver and of the library."""
+OF_KERNEL = 4
+"""What the table says of a kernel: the function, programs, threads, shared memory."""
+FIRST_VARIABLE = 5
+
+PRELUDE = f"""#define FIRST_KERNEL {FIRST_KERNEL}
+#define OF_KERNEL {OF_KERNEL}
+#define APART {WIDTHS.index("apart")}
+""" + Path(__file__).with_name("onecall.c").read_text(encoding="utf-8")
+
+KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}
+"""As the library numbers them."""
+IN_SINGLE = 68
+"""How the library is told to add up in 32 bits."""
+
+_NAME = re.compile(r"\b[a-z]\w*\b")
+
+
+Entry = tuple[Kernel | tuple[Walk, str], tuple[object, ...], Sequence[torch.dtype | None], bool]
+"""Which kernel, its constants, the kinds of its arguments, whether all pointers are aligned."""
+
+
+@dataclass(eq=False)
+class Text:
+    """What a lowered recipe is made of."""
+
+    source: str = ""
+    variables: list[str] = field(default_factory=list)
+    """What the C functions are given after the first few numbers, in this order."""
+    kernels: list[tuple[Kernel | tuple[Walk, str], tuple[object, ...], Sequence[torch.dtype | None], bool]] = field(
+        default_factory=list
+    )
+    """Kernels of the table: which one, its constants, the kinds of its arguments, whether all pointers are aligned."""
+
+
+class Writer:
+    """Writes the C of a list of operations. `results` is fresh memory that the caller brings."""
+
+    def __init__(self, operations: Sequence[Operation], results: set[Storage], inside: dict[Storage, Turns]) -> None:
+        self.operations, self.results, self.inside = operations, results, inside
+        self.text = Text()
+        self.pointers: dict[str, bool] = {}
+        """What is given; True for what may start anywhere."""
+        self.arrays: dict[str, None] = {}
+        self.working = self._working()
+        self.lines: list[str] = []
+
+    def _working(self) -> dict[Storage, list[int]]:
+        """Working memory, and the first and last operation that uses it."""
+        found: dict[Storage, list[int]] = {}
+        for at, operation in enumerate(self.operations):
+            for storage in storages_of(operation):
+                if storage.count is not None and storage not in self.results:
+                    found.setdefault(storage, [at, at])[1] = at
+        return found
+
+    def write(self) -> Text:
+        for operation in self.operations:
+            self._operation(operation)
+        placing = self._placing()
+        body = "\n".join(self.lines)
+        self.arrays |= dict.fromkeys(re.findall(r"\b(f\d+)\[at\]", body))
+        used = set(_NAME.findall(body)) | set(_NAME.findall(placing))
+        names = [name for name in (*self.pointers, *self.arrays) if name in used]
+        numbers = sorted(name for name in used if re.fullmatch(r"[ftgs]\d+(_rows|_n|_hi)?", name) and name not in names)
+        self.text.variables = [*names, *numbers]
+        opening = [self._declared(name, FIRST_VARIABLE + at) for at, name in enumerate(self.text.variables)]
+        declared = "\n".join(f"    {line}" for line in opening)
+        checked = " | ".join(f"(int64_t){name}" for name, anywhere in self.pointers.items() if not anywhere) or "0"
+        self.text.source = f"""{PRELUDE}
+static int64_t placed(const int64_t *a, int64_t *off) {{
+{declared}
+{placing}
+}}
+
+int64_t weft_room(const int64_t *a) {{
+{declared}
+    const int64_t *h = (const int64_t *)a[4];
+    int64_t off[{len(self.working) + 1}];
+    if (({checked}) & 15) return -1;
+{self._missing()}
+    return placed(a, off);
+}}
+
+int64_t weft_call(const int64_t *a) {{
+{declared}
+    void *stream = (void *)a[0], *blas = (void *)a[1];
+    const int64_t *h = (const int64_t *)a[4];
+    uint64_t counter = a[3], nothing = 0;
+    char *room = (char *)a[2];
+    int64_t off[{len(self.working) + 1}];
+    int64_t failed = 0;
+    placed(a, off);
+{body}
+    return failed;
+}}
+"""
+        return self.text
+
+    def _declared(self, name: str, at: int) -> str:
+        if name in self.pointers:
+            return f"char *{name} = (char *)a[{at}]; (void){name};"
+        if name in self.arrays:
+            return f"const int32_t *{name} = (const int32_t *)a[{at}]; (void){name};"
+        return f"const int64_t {name} = a[{at}]; (void){name};"
+
+    def _placing(self) -> str:
+        count = len(self.working)
+        lines = [f"    int64_t bytes[{count + 1}];"]
+        for at, storage in enumerate(self.working):
+            size = f"((({storage.count}) * {storage.dtype.itemsize} + {ROOM - 1}) / {ROOM} * {ROOM})"
+            turns = self.inside.get(storage)
+            if turns is None:
+                lines.append(f"    bytes[{at}] = {size};")
+            else:
+                many = f"widest({turns.turns}, {turns.turns}_n, {turns.steps}, {turns.steps}_hi)"
+                lines.append(f"    {{ const int64_t lo = 0, hi = {many}; bytes[{at}] = {size}; }}")
+        born = ", ".join(str(first) for first, _ in self.working.values()) or "0"
+        dead = ", ".join(str(last) for _, last in self.working.values()) or "0"
+        lines.append(f"    static const int born[] = {{{born}}}, dead[] = {{{dead}}};")
+        lines.append(f"    return place({count}, bytes, born, dead, off);")
+        return "\n".join(lines)
+
+    def _missing(self) -> str:
+        """Kernels for steps of some width are compiled when such steps first come."""
+        lines = []
+        for operation in self.operations:
+            if isinstance(operation, Turns):
+                first = self._sweep(operation)
+                lines.append(f"    for (int64_t turn = 0; turn < {operation.turns}_n; turn++) {{")
+                lines.append(f"        const int64_t width = {operation.turns}[3 * turn + 2];")
+                there = f"h[{FIRST_KERNEL} + {OF_KERNEL} * ({first} + width)]"
+                lines.append(f"        if (width < {len(WIDTHS) - 1} && !{there}) return -2 - ({first} + width);")
+                lines.append("    }")
+        return "\n".join(lines)
+
+    # Operations.
+
+    def _operation(self, operation: Operation, indent: str = "    ") -> None:
+        if isinstance(operation, Launch):
+            self._launch(operation, indent)
+        elif isinstance(operation, Product):
+            self._product(operation, indent)
+        elif isinstance(operation, Fill):
+            out = operation.out
+            size = f"({out.numel()}) * {out.dtype.itemsize}"
+            self.lines.append(f"{indent}failed |= ((fill_function)h[4])((uint64_t){self._address(out)}, 0, {size}, stream);")
+        else:
+            self._turns(operation, indent)
+
+    def _address(self, block: Block) -> str:
+        storage = block.storage
+        if isinstance(storage, Either):
+            assert storage.one is not None and storage.other is not None
+            start = f"({storage.number} >= 0 ? {self._address(storage.one)} : {self._address(storage.other)})"
+        elif storage in self.working:
+            start = f"(room + off[{list(self.working).index(storage)}])"
+        else:
+            start = storage.name
+            self.pointers[storage.name] = storage.anywhere
+        offset = block.offset
+        if isinstance(offset, int) and offset == 0:
+            return start
+        return f"({start} + ({offset}) * {block.dtype.itemsize})"
+
+    def _arguments(self, arguments: Sequence[Size | Block], indent: str, more: Sequence[str] = ()) -> None:
+        names = []
+        for at, one in enumerate(arguments):
+            kind, text = ("uint64_t", f"(uint64_t){self._address(one)}") if isinstance(one, Block) else ("int32_t", f"{one}")
+            self.lines.append(f"{indent}{kind} v{at} = {text};")
+            names.append(f"&v{at}")
+        for at, name in enumerate(more, start=1):
+            names.insert(at, name)
+        self.lines.append(f"{indent}void *v[] = {{{', '.join([*names, '&nothing', '&nothing'])}}};")
+
+    def _kernel(self, kernel: Kernel, constants: tuple[object, ...], arguments: Sequence[Size | Block]) -> int:
+        kinds = [one.dtype if isinstance(one, Block) else None for one in arguments]
+        aligned = all(one.aligned for one in arguments if isinstance(one, Block))
+        self.text.kernels.append((kernel, constants, kinds, aligned))
+        return len(self.text.kernels) - 1
+
+    def _launch(self, launch: Launch, indent: str) -> None:
+        number = self._kernel(launch.kernel, launch.constants, launch.arguments)
+        self.lines.append(f"{indent}{'' if launch.only is None else f'if ({launch.only} < 0) '}{{")
+        self._arguments(launch.arguments, indent + "    ")
+        self.lines.append(f"{indent}    failed |= launch(h, {number}, {launch.programs}, stream, v);")
+        self.lines.append(f"{indent}}}")
+
+    def _product(self, product: Product, indent: str) -> None:
+        one, other, out = product.one, product.other, product.out
+        rows, inner, columns = one.shape[0], one.shape[1], other.shape[1]
+        (how_one, apart_one), (how_other, apart_other) = _layout(one), _layout(other)
+        a, b, c = self._address(other), self._address(one), self._address(out)
+        shape = f"{how_other}, {how_one}, {columns}, {rows}, {inner}"
+        self.lines.append(f"{indent}{{ const float one = 1, zero = 0;")
+        if out.dtype is torch.float32:
+            call = f"((single_product)h[2])(blas, {shape}, &one, {a}, {apart_other}, {b}, {apart_one}, &zero, {c}, {columns})"
+        elif out.dtype in (torch.float16, torch.bfloat16):
+            kind = KINDS[out.dtype]
+            call = (
+                f"((mixed_product)h[3])(blas, {shape}, &one, {a}, {kind}, {apart_other}, {b}, {kind}, {apart_one}, "
+                f"&zero, {c}, {kind}, {columns}, {IN_SINGLE}, 99)"
+            )
+        else:
+            raise NotLowered(f"a product of {out.dtype}")
+        self.lines.append(f"{indent}  failed |= {call}; }}")
+
+    def _sweep(self, turns: Turns) -> int:
+        """The first of a sweep's kernels in the table, one for each width."""
+        for at, (kernel, _, _, _) in enumerate(self.text.kernels):
+            if kernel == (turns.walk, WIDTHS[0]):
+                return at
+        kinds = [one.dtype if isinstance(one, Block) else None for one in turns.arguments]
+        aligned = all(one.aligned for one in turns.arguments if isinstance(one, Block))
+        first = len(self.text.kernels)
+        self.text.kernels += [((turns.walk, width), (), kinds, aligned) for width in WIDTHS[:-1]]
+        return first
+
+    def _turns(self, turns: Turns, indent: str) -> None:
+        name, first, deeper = turns.turns, self._sweep(turns), indent + "        "
+        self.arrays[name] = None
+        self.lines += [
+            f"{indent}for (int64_t turn = 0; turn < {name}_n; turn++) {{",
+            f"{indent}    int32_t begin = {name}[3 * turn], end = {name}[3 * turn + 1], width = {name}[3 * turn + 2];",
+            f"{indent}    if (width < {len(WIDTHS) - 1}) {{",
+        ]
+        self._arguments(turns.arguments, deeper, ("&begin", "&end", "&counter"))
+        self.lines.append(f"{deeper}failed |= launch_together(h, {first} + width, stream, v);")
+        self.lines.append(f"{indent}    }}")
+        if turns.apart:
+            steps = turns.steps
+            assert steps is not None
+            self.arrays |= {steps: None, f"{steps}_hi": None}
+            order = "at = end - 1; at >= begin; at--" if turns.walk.backward else "at = begin; at < end; at++"
+            self.lines.append(f"{indent}    else for (int64_t {order}) {{")
+            self.lines.append(f"{deeper}const int64_t lo = {steps}[at], hi = {steps}_hi[at];")
+            for operation in turns.apart:
+                self._operation(operation, deeper)
+            self.lines.append(f"{indent}    }}")
+        self.lines.append(f"{indent}}}")
+
+
+def _layout(block: Block) -> tuple[int, Size]:
+    """Whether the library sees a matrix as it is (0) or transposed (1), and how far its rows are apart."""
+    (rows, columns), (down, across) = block.shape, block.strides
+    if type(across) is int and across == 1:
+        return 0, columns if type(rows) is int and rows == 1 else down
+    if type(down) is int and down == 1:
+        return 1, across
+    raise NotLowered("a matrix that is strided both ways")
