@@ -300,8 +300,17 @@ def test_embeddings_that_write_into_their_weight_say_what_to_do() -> None:
         "Embedding": lambda i: embed(torch.tensor(i)),
         "Embedding in Sequential.0": lambda i: model(torch.tensor(i)),
         "embedding": lambda i: functional(torch.tensor(i), embed.weight, max_norm=0.5),
+        "looked_up: an embedding": lambda i: looked_up(torch.tensor(i)),
     }
+
+    @weft.cell
+    def looked_up(i: Tensor) -> Any:
+        return embed(i)
+
+    looked_up.__wrapped__.__qualname__ = "looked_up"  # type: ignore[attr-defined]  # of what functools.wraps made
+    before = embed.weight.detach().clone()
     for name, fn in cases.items():
         with pytest.raises(weft.TraceError) as error:
             weft.batched(fn)([1, 2])
+        assert torch.equal(embed.weight, before)
         assert str(error.value) == f"{name} with max_norm= {way_out}"

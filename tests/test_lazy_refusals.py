@@ -47,6 +47,65 @@ CASES: dict[Callable[..., Any], str] = {
 }
 
 
+def sparse(x: Any) -> Any:
+    return x.to_sparse().to_dense()
+
+
+def handed_out(x: Any) -> Any:
+    return torch.from_dlpack(x)
+
+
+GENERATOR = torch.Generator()
+LAYOUT = (
+    "to_sparse gives a tensor of layout torch.sparse_coo, which cannot be one of a batch; put the call, and what makes an "
+    "ordinary tensor of its result, into one weft.cell"
+)
+MEMORY = "Tensor.__dlpack_device__ on a Value: a Value has no memory of its own; take the tensor with weft.value(v) first"
+
+
+@pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
+@pytest.mark.parametrize(("fn", "message"), [(sparse, LAYOUT), (handed_out, MEMORY)])
+def test_what_is_no_row_of_a_batch_goes_into_a_cell(fn: Callable[..., Any], message: str) -> None:
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda x: fn(x * 2))(X)
+    assert str(error.value) == message and error.value.__notes__ == ["in example 0"]
+    inside = weft.cell(fn)
+    assert torch.allclose(weft.batched(lambda x: inside(x * 2))(X), X * 2)
+
+
+def chosen(x: Tensor) -> Tensor:
+    return torch.bernoulli(x, generator=GENERATOR)
+
+
+def written(x: Tensor) -> Tensor:
+    return (x * 1).exponential_(generator=GENERATOR)
+
+
+def made(x: Tensor) -> Tensor:
+    return x + torch.randn(3, generator=GENERATOR)
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (chosen, "bernoulli"),
+        (written, "exponential"),
+        (made, "randn"),
+        (weft.cell(made), "made"),
+        (weft.cell(chosen), "chosen"),
+    ],
+)
+def test_generators_are_refused_before_they_draw(fn: Callable[..., Any], name: str) -> None:
+    before = GENERATOR.get_state()
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda x: fn(x.sigmoid()))(X)
+    assert str(error.value) == (
+        f"{name} with generator= takes its numbers from there one example after the other, which cannot be batched; leave "
+        "generator= out, which torch.manual_seed decides, or draw the numbers before the call and pass them in"
+    )
+    assert torch.equal(GENERATOR.get_state(), before)
+
+
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_what_insists_on_tensors_says_the_way_out(fn: Callable[..., Any]) -> None:
     with pytest.raises(weft.TraceError) as error:

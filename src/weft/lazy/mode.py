@@ -17,7 +17,7 @@ from weft.lazy.calls import _with_tensors, record
 from weft.lazy.changes import run_writing
 from weft.lazy.constants import constant
 from weft.lazy.inplace import DRAWING
-from weft.lazy.modules import RENORMALISES
+from weft.lazy.ops import RENORMALISES
 from weft.lazy.quick import short
 from weft.lazy.stacks import reduced, stack
 from weft.lazy.tape import Tape, active

@@ -15,6 +15,7 @@ from weft.graph.hooks import has_backward_hooks, hooked
 from weft.lazy.calls import BY_IDENTITY, finish, looked_up, new_entry
 from weft.lazy.constants import Constant
 from weft.lazy.identity import Frozen, closed_over, frozen, identity
+from weft.lazy.ops import RENORMALISES
 from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.recurrent import is_recurrent, recurrent
 from weft.lazy.stacks import Stacked
@@ -149,10 +150,6 @@ def _check_pure(module: nn.Module) -> None:
             )
 
 
-RENORMALISES = (
-    "writes into its weight whenever it is called, which cannot be batched; leave max_norm= out, and set the weight to "
-    "torch.renorm(weight, 2, 0, max_norm) after every step of the optimiser"
-)
 _KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 

@@ -131,6 +131,17 @@ UNCHECKED = frozenset("softmax softmin sort argsort slice_scatter diagonal_scatt
 """Functions that take any dimension, or any shape, of fake tensors; what is wrong with them shows on real ones."""
 
 
+RENORMALISES = (
+    "writes into its weight whenever it is called, which cannot be batched; leave max_norm= out, and set the weight to "
+    "torch.renorm(weight, 2, 0, max_norm) after every step of the optimiser"
+)
+IN_TURN = (
+    "takes its numbers from there one example after the other, which cannot be batched; leave generator= out, which "
+    "torch.manual_seed decides, or draw the numbers before the call and pass them in"
+)
+"""What is wrong with max_norm= of embeddings and with generators, and what to do."""
+
+
 class NeedsValue(Exception):
     """What comes out depends on values: how long it is, or a Python number."""
 
@@ -196,11 +207,21 @@ class Op:
         self, structure: Structure, constants: tuple[Any, ...], leaves: list[Any], tensors: list[Tensor], args: Any
     ) -> None:
         if self._found is None:
+            for tensor in tensors:
+                self._check_rows(tensor)
             self._found = (structure, constants)
             self.structure, self.constants = structure, constants
             self.views = (0,) if self.func is picked else tuple(_base(tensor, args) for tensor in tensors)
         elif structure != self.structure:
             raise TraceError(f"{self.name} gives another structure than at its first call with these shapes; use one structure")
+
+    def _check_rows(self, tensor: Tensor) -> None:
+        """Refuse tensors that cannot be rows of one tensor."""
+        if tensor.layout is not torch.strided:
+            raise TraceError(
+                f"{self.name} gives a tensor of layout {tensor.layout}, which cannot be one of a batch; put the call, "
+                "and what makes an ordinary tensor of its result, into one weft.cell"
+            )
 
     def body(self, *given: Any) -> list[Tensor]:
         count = len(self.args)
@@ -209,7 +230,7 @@ class Op:
     def _explore(self) -> None:
         """Find out what comes out, on fake tensors if they tell."""
         probe = CallType(self.name, self.body, self._specs(self.args), self._specs(self.feeds), device=self.device)
-        watch = _Watch()
+        watch = _Watch(self.name)
 
         def body(rows: Any) -> Any:
             with watch:
@@ -303,13 +324,17 @@ def _base(tensor: Tensor, args: Sequence[Any]) -> int:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees whether random numbers are drawn."""
+    """Sees whether random numbers are drawn, and whether embeddings write into their weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.random = False
+        self.name, self.random = name, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random = True
+        if kwargs and kwargs.get("generator") is not None:
+            raise TraceError(f"{self.name} with generator= {IN_TURN}")
+        if func is torch.ops.aten.embedding_renorm_.default:
+            raise TraceError(f"{self.name}: an embedding with max_norm= {RENORMALISES}")
         return func(*args, **(kwargs or {}))

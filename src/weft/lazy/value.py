@@ -389,6 +389,7 @@ REFUSED = {
     "register_hook": _HOOK,
     "register_post_accumulate_grad_hook": _HOOK,
     **dict.fromkeys("data_ptr storage untyped_storage set_ resize_ resize_as_ share_memory_ pin_memory".split(), _STORAGE),
+    **dict.fromkeys(("__dlpack__", "__dlpack_device__"), _STORAGE),
     **dict.fromkeys("apply_ map_ map2_".split(), "it calls Python for every element; use tensor operations, or a weft.cell"),
 }
 COMPARISONS = "eq ne lt le gt ge".split()
@@ -409,7 +410,7 @@ def _install() -> None:
         if hasattr(Tensor, dunder) and name not in ("truediv", "floordiv", "matmul"):
             setattr(Value, dunder, _inplace(dunder, getattr(Tensor, dunder)))
     Value.__itruediv__ = _inplace("__itruediv__", Tensor.div_)  # type: ignore[attr-defined]
-    for name in ("__copy__", "__deepcopy__"):
+    for name in ("__copy__", "__deepcopy__", "__dlpack__", "__dlpack_device__"):
         setattr(Value, name, _refused(name, REFUSED[name]))
     for name in dir(Tensor):
         func = getattr(Tensor, name)
