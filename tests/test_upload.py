@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 
 import weft
 from weft.api.vertexcall import VertexCall
+from weft.graph.program import Ints
 from weft.plan.native import device_parts
 from weft.plan.plan import Plan
 from weft.plan.returns import returns
@@ -35,6 +38,10 @@ def test_arrays_are_found_in_their_blocks() -> None:
     assert there.tensor(np.arange(3, dtype=np.int32)) is None
 
 
+def _step_tables(plan: Plan) -> list[Ints]:
+    return [step_table(plan, number) for number, group in enumerate(plan.groups) if group.cyclic]
+
+
 def tree_plan() -> Plan:
     graph = weft.Graph.batch([weft.Graph.full_binary_tree(n) for n in (2, 4, 8)])
     call = VertexCall(weft.nn.ChildSumTreeLSTM(2, 3), graph, torch.randn(graph.num_vertices, 2), None, None, None, DEFAULT)
@@ -50,19 +57,17 @@ def integers(there: Any) -> list[int]:
 def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
     """Also in a plan that was not made in C, whose arrays are pieces of their own."""
     plan = tree_plan()
-    cyclic = [number for number, group in enumerate(plan.groups) if group.cyclic]
-    assert cyclic
+    assert _step_tables(plan)
     for in_parts in (True, False):
         if in_parts and not device_parts(plan, False):
             continue
         if not in_parts:
-            for name in ("buffer", "returns buffer"):
-                plan._derived.pop(name, None)
+            plan = replace(plan)
         indices = Indices(plan, CPU)
-        indices.bring(True, lambda: [step_table(plan, number) for number in cyclic])
+        indices.bring(True, partial(_step_tables, plan))
         assert indices.there is not None
         memory = indices.there.memory
-        read = [*plan.rows, *(one.index for one in plan.reads), *(step_table(plan, number) for number in cyclic)]
+        read = [*plan.rows, *(one.index for one in plan.reads), *_step_tables(plan)]
         read += [one.single for one in returns(plan).values() if one.single is not None]
         for array in (array for array in read if len(array)):
             found = indices.tensor(array)

@@ -6,10 +6,12 @@ from dataclasses import fields, is_dataclass
 
 import numpy as np
 
+from weft.plan.plan import Plan
+
 
 def differences(one: object, other: object, where: str) -> list[str]:
     """Where two values differ, looked at field by field, item by item, array by array."""
-    if type(one) is not type(other):
+    if type(one) is not type(other) and not (isinstance(one, Plan) and isinstance(other, Plan)):
         return [f"{where}: {type(one).__name__} and {type(other).__name__}"]
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return [] if one.dtype == other.dtype and np.array_equal(one, other) else [f"{where}: {one} and {other}"]

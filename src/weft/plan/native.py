@@ -14,16 +14,15 @@ import numpy.typing as npt
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, is_plain, library
 from weft.plan.plan import Plan, Return
-from weft.plan.shape import KINDS, shape_of
+from weft.plan.shape import KINDS, NativePlan, shape_of
 
 Longs = npt.NDArray[np.int64]
 POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
 
-# Which of the first numbers of a plan tell how far a device reads, and where the tables of groups and reads are; how long the
-# entries of these are, and what is read of them: as in `c/tables.c` and `c/returns.c`.
-DEVICE_END, AT_GROUPS, AT_READS, BACK_ROOM = 6, 7, 15, 19
-OF_GROUP, STEP_TABLE, OF_READ, READ_OWNERS = 6, 5, 13, 11
-BACK_HEADER, OF_BACK, BACK_DEVICE_END = 4, 10, 1
+# Which of the first numbers of a plan tell how far a device reads, and how much room returns need; how the table of returns is
+# made: as in `c/tables.c` and `c/returns.c`.
+DEVICE_END, BACK_ROOM = 6, 19
+BACK_DEVICE_END, BACK_HEADER, OF_BACK, PLACES_OF_BACK = 1, 4, 12, 10
 
 
 def plan_natively(program: Program, policy: str, max_rows: int | None, started: float) -> Plan | None:
@@ -55,7 +54,7 @@ def finished(work: int, program: Program, policy: str, max_rows: int | None, siz
         return None
     at_shape, at_views, end = sizes.tolist()
     shape = shape_of(buffer[at_shape:at_views].tobytes())
-    return shape.plan(program, policy, max_rows, buffer, buffer[at_views:end].tolist(), started)
+    return NativePlan.of(shape, program, policy, max_rows, buffer, at_views, end, started)
 
 
 _described: dict[int, tuple[tuple[NodeType, ...], Ints | None]] = {}
@@ -87,41 +86,42 @@ def _as_array(types: tuple[NodeType, ...]) -> Ints | None:
 
 def device_parts(plan: Plan, training: bool) -> list[Ints]:
     """What a device reads of a plan and its returns, each in one piece; nothing of plans that were not made in C."""
-    buffer, back = plan._derived.get("buffer"), plan._derived.get("returns buffer") if training else None
-    found = [(buffer, DEVICE_END), (back, BACK_DEVICE_END)]
-    return [array[: array[end]] for array, end in found if isinstance(array, np.ndarray)]
+    if not isinstance(plan, NativePlan) or plan.layout is None:
+        return []
+    back = find_returns(plan) if training else None
+    return [plan.buffer[: plan.buffer.item(DEVICE_END)], *([] if back is None else [back[: back.item(BACK_DEVICE_END)]])]
 
 
 def step_table_natively(plan: Plan, number: int) -> Ints | None:
     """The table of a group's steps that a kernel reads, one line after the other; None for plans that were not made in C."""
-    buffer, group = plan._derived.get("buffer"), plan.groups[number]
-    if not isinstance(buffer, np.ndarray) or not group.cyclic:
-        return None
-    at = int(buffer[buffer[AT_GROUPS] + number * OF_GROUP + STEP_TABLE])
-    width = 5 + 2 * sum([plan.program.types[t].outputs for t in group.types])
-    return buffer[at : at + group.steps * width]
+    return plan.view(plan.layout.step_table(number)) if isinstance(plan, NativePlan) and plan.layout is not None else None
 
 
 def owners_natively(plan: Plan, number: int) -> Ints | None:
     """The row that each edge of read `number` belongs to; None for plans that were not made in C."""
-    buffer = plan._derived.get("buffer")
-    if not isinstance(buffer, np.ndarray) or plan.reads[number].kind != "edges":
+    if not isinstance(plan, NativePlan) or plan.layout is None or plan.reads[number].kind != "edges":
         return None
-    at = int(buffer[buffer[AT_READS] + number * OF_READ + READ_OWNERS])
-    return buffer[at : at + len(plan.reads[number].index)]
+    at = plan.numbers[plan.layout.owners(number)]
+    return plan.buffer[at : at + len(plan.reads[number].index)]
+
+
+def find_returns(plan: NativePlan) -> Ints | None:
+    """Have C find the returns of a plan, once; None where it cannot."""
+    if plan.back is None:
+        back = np.empty(plan.buffer.item(BACK_ROOM), dtype=np.int32)
+        if not len(back) or not library().weft_returns(address(plan.buffer), address(back)):
+            return None
+        plan.back = back
+    return plan.back
 
 
 def returns_natively(plan: Plan) -> dict[tuple[int, int, int], Return] | None:
     """The returns of a plan that was made in C; None for any other."""
-    buffer = plan._derived.get("buffer")
-    if not isinstance(buffer, np.ndarray):
+    back = find_returns(plan) if isinstance(plan, NativePlan) and plan.layout is not None else None
+    if back is None:
         return None
-    back = np.empty(buffer.item(BACK_ROOM), dtype=np.int32)
-    if not len(back) or not library().weft_returns(address(buffer), address(back)):
-        return None
-    plan._derived["returns buffer"] = back
     table = back[BACK_HEADER : BACK_HEADER + back.item(0) * OF_BACK].tolist()
-    found = [_return(plan, back, *table[at : at + OF_BACK]) for at in range(0, len(table), OF_BACK)]
+    found = [_return(plan, back, *table[at : at + PLACES_OF_BACK]) for at in range(0, len(table), OF_BACK)]
     return {(one.type, one.port, one.group): one for one in found}
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import functools
 import time
 from array import array
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import cached_property
 
 from weft.graph.program import Ints, NodeType, Program
+from weft.plan.library import address
 from weft.plan.plan import Group, Plan, Read, ValueClass
 
 KINDS = ("slots", "sum", "edges")
 
 
 class Shape:
-    """Groups, classes and reads without any row, from the numbers that `fill_shape` in `c/tables.c` has put together."""
+    """Groups, classes and reads without any row, from the numbers that `fill_shape` in `c/tables.c` has put together.
+
+    And where in the numbers of a plan each of its arrays is told, in the order of `fill_views`.
+    """
 
     def __init__(self, told: bytes) -> None:
         numbers = iter(array("i", told))
@@ -22,42 +27,149 @@ class Shape:
         def some(count: int) -> tuple[int, ...]:
             return tuple([next(numbers) for _ in range(count)])
 
-        groups, classes, outputs, reads = some(4)
+        groups, classes, outputs, reads, self.types = some(5)
         self.groups = [(bool(cyclic), some(many)) for cyclic, many in (some(2) for _ in range(groups))]
         placed = [some(3) for _ in range(outputs)]
-        outputs_in_order = [(type, number) for type, number, _ in placed]
+        self.output = {(type, number): at for at, (type, number, _) in enumerate(placed)}
         members = [tuple([(type, number) for type, number, mine in placed if mine == one]) for one in range(classes)]
         self.classes = [(mine, bool(has_empty)) for mine, has_empty in zip(members, some(classes), strict=True)]
         self.reads = [some(7) for _ in range(reads)]
         self.class_of = {output: number for number, mine in enumerate(members) for output in mine}
-        self.outputs = [(output, outputs_in_order.index(output)) for output in self.class_of]
         self.group_of = {type: number for number, (_, types) in enumerate(self.groups) for type in types}
         self.present = tuple(sorted(self.group_of))
         self._known: tuple[tuple[NodeType, ...], Hashable] | None = None
 
-    def plan(
-        self, program: Program, policy: str, max_rows: int | None, buffer: Ints, numbers: list[int], started: float
-    ) -> Plan:
-        """A plan of this shape; `numbers` are those that `fill_views` in `c/tables.c` has put together."""
-        first = len(self.classes)
-        views = iter([buffer[at:end] for at, end in zip(numbers[first::2], numbers[first + 1 :: 2], strict=True)])
-        groups = [Group(types, cyclic, next(views), next(views), next(views)) for cyclic, types in self.groups]
-        rows = tuple([next(views) for _ in program.types])
-        class_rows = [next(views) for _ in self.outputs]
-        class_row = {output: class_rows[at] for output, at in self.outputs}
-        classes = [ValueClass(mine, count, empty) for (mine, empty), count in zip(self.classes, numbers, strict=False)]
-        reads = []
-        for type, port, kind, width, value_class, recurrent, has_offsets in self.reads:
-            index, offsets, bounds, slices = next(views), next(views), next(views), next(views)
-            many = offsets if has_offsets else None
-            reads.append(Read(type, port, KINDS[kind], width, value_class, bool(recurrent), index, many, bounds, slices))
-        made = tuple(groups), rows, tuple(classes), self.class_of, class_row, tuple(reads)
-        plan = Plan(program, policy, *made, time.perf_counter() - started, max_rows, {"buffer": buffer})
+    # Where the arrays of a plan begin in its numbers; where they end is the next number.
+
+    def steps(self, group: int, column: int) -> int:
+        """Types, first rows, last rows of a group's steps."""
+        return len(self.classes) + 2 * (3 * group + column)
+
+    def rows(self, type: int) -> int:
+        return self.steps(len(self.groups), 0) + 2 * type
+
+    def class_rows(self, output: tuple[int, int]) -> int:
+        return self.rows(self.types) + 2 * self.output[output]
+
+    def read(self, number: int, column: int) -> int:
+        """Index, offsets, bounds and slices of a read."""
+        return self.rows(self.types) + 2 * (len(self.output) + 4 * number + column)
+
+    def step_table(self, group: int) -> int:
+        return self.read(len(self.reads), 0) + 3 * group
+
+    # Where single numbers are.
+
+    def largest_step(self, group: int) -> int:
+        return self.step_table(group) + 2
+
+    def class_first(self, output: tuple[int, int]) -> int:
+        """The first class row."""
+        return self.step_table(len(self.groups)) + self.output[output]
+
+    def owners(self, read: int) -> int:
+        """Where the owners begin; they are as many as the read's index."""
+        return self.step_table(len(self.groups)) + len(self.output) + 2 * read
+
+    def first_slice(self, read: int) -> int:
+        return self.owners(read) + 1
+
+    def known(self, types: tuple[NodeType, ...], find: Callable[[], Hashable]) -> Hashable:
+        """What `Plan.shape` tells of all plans that have this shape and these types."""
         known = self._known
-        if known is None or known[0] is not program.types:
-            known = self._known = program.types, plan.shape
-        plan.__dict__.update(group_of=self.group_of, present=self.present, shape=known[1])  # each would be found alike
+        if known is None or known[0] is not types:
+            known = self._known = types, _interned(find())
+        return known[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _interned(shape: Hashable) -> Hashable:
+    """One object for all equal ones, so that comparing them is fast."""
+    return shape
+
+
+class NativePlan(Plan):
+    """A plan that was made in C. Most calls look at a few of its numbers only: everything else is found when it is needed."""
+
+    layout: Shape | None = None
+    """None in a copy with other parts."""
+    buffer: Ints
+    numbers: list[int]
+    """As `fill_views` in `c/tables.c` has put them together."""
+    numbers_address: int
+    back: Ints | None = None
+    """What `weft_returns` has found."""
+
+    @staticmethod
+    def of(
+        layout: Shape, program: Program, policy: str, max_rows: int | None, buffer: Ints, at: int, end: int, started: float
+    ) -> NativePlan:
+        plan = NativePlan.__new__(NativePlan)
+        numbers: list[int] = buffer[at:end].tolist()
+        plan.__dict__.update(
+            program=program,
+            policy=policy,
+            max_rows=max_rows,
+            layout=layout,
+            buffer=buffer,
+            numbers=numbers,
+            numbers_address=address(buffer) + 4 * at,
+            group_of=layout.group_of,
+            present=layout.present,
+            class_of=layout.class_of,
+            _derived={},
+            seconds=time.perf_counter() - started,
+        )
         return plan
+
+    def view(self, at: int) -> Ints:
+        """The array whose beginning is told at a place of the numbers."""
+        return self.buffer[self.numbers[at] : self.numbers[at + 1]]
+
+    @property
+    def _layout(self) -> Shape:
+        assert self.layout is not None
+        return self.layout
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:  # type: ignore[override]  # set by nobody
+        at = self._layout.steps
+        return tuple(
+            [
+                Group(types, cyclic, self.view(at(g, 0)), self.view(at(g, 1)), self.view(at(g, 2)))
+                for g, (cyclic, types) in enumerate(self._layout.groups)
+            ]
+        )
+
+    @cached_property
+    def rows(self) -> tuple[Ints, ...]:  # type: ignore[override]
+        return tuple([self.view(self._layout.rows(t)) for t in range(len(self.program.types))])
+
+    @cached_property
+    def classes(self) -> tuple[ValueClass, ...]:  # type: ignore[override]
+        told = zip(self._layout.classes, self.numbers, strict=False)
+        return tuple([ValueClass(members, count, has_empty) for (members, has_empty), count in told])
+
+    @cached_property
+    def class_row(self) -> dict[tuple[int, int], Ints]:  # type: ignore[override]
+        return {output: self.view(self._layout.class_rows(output)) for output in self.class_of}
+
+    @cached_property
+    def reads(self) -> tuple[Read, ...]:  # type: ignore[override]
+        return tuple([self._read(number, *told) for number, told in enumerate(self._layout.reads)])
+
+    def _read(
+        self, number: int, type: int, port: int, kind: int, width: int, value_class: int, recurrent: int, has_offsets: int
+    ) -> Read:
+        index, offsets, bounds, slices = [self.view(self._layout.read(number, column)) for column in range(4)]
+        many = offsets if has_offsets else None
+        return Read(type, port, KINDS[kind], width, value_class, bool(recurrent), index, many, bounds, slices)
+
+    @cached_property
+    def shape(self) -> Hashable:
+        if self.layout is None:
+            return super().shape
+        return self.layout.known(self.program.types, lambda: super(NativePlan, self).shape)
 
 
 @functools.lru_cache(maxsize=1024)

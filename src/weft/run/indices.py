@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar, cast
 from weakref import proxy, ref
@@ -149,15 +149,14 @@ class Indices:
         `more` gives arrays that are needed, too, where a plan does not hold all of them in one piece.
         """
         if self.there is None:
-            back = returns(self.plan) if training else {}
-            self.there = Uploaded(device_parts(self.plan, training) or [*more(), *self._arrays(back.values())], self.device)
+            self.there = Uploaded(device_parts(self.plan, training) or [*more(), *self._arrays(training)], self.device)
 
-    def _arrays(self, back: Iterable[Return]) -> list[Ints]:
+    def _arrays(self, training: bool) -> list[Ints]:
         plan = self.plan
         arrays = [*plan.rows, *(read.index for read in plan.reads)]
         arrays += [read.offsets for read in plan.reads if read.offsets is not None]
         arrays += [owners(plan, read) for read in plan.reads if read.kind == "edges"]
-        for one in back:
+        for one in returns(plan).values() if training else ():
             arrays += one.bags() if one.single is None else [one.single]
         return [np.ascontiguousarray(array, dtype=np.int32) for array in arrays]
 

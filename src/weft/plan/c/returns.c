@@ -3,7 +3,9 @@
 /* The first numbers of an array of returns; the entries of its table, which follows. As in a plan, first come arrays that a device
    reads. Those of the host are at the end, the first one last. */
 enum { RETURNS, BACK_DEVICE_END, BACK_HEADER = 4 };
-enum { BACK_READ, BACK_GROUP, BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_CUTS, BACK_PIECES, OF_BACK };
+enum { BACK_READ, BACK_GROUP, BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_CUTS, BACK_PIECES,
+       BACK_TRAITS, BACK_SLICE, OF_BACK };
+enum { ONE_READER = 1, ALL_READ = 2, FIRST_IS_SLICE = 4 }; /* traits: each row has one reader at most, each has one, what comes first is a slice */
 
 typedef struct {
     const i32 *plan, *entry, *index, *offsets, *class;
@@ -145,7 +147,9 @@ static int add_return(const Read *r, long number, const i32 *span, const i32 *si
         made[BACK_OFFSETS] = offsets - room->back;
     }
     made[BACK_PIECES] = fill_return(r, span, single, starts, room, &cuts);
-    made[BACK_CUTS] = cuts - room->back;
+    made[BACK_CUTS] = cuts - room->back, made[BACK_SLICE] = cuts[made[BACK_PIECES] + 1];
+    if (single) made[BACK_TRAITS] = ONE_READER | (count == last - first ? ALL_READ : 0);
+    if (made[BACK_SLICE] >= 0) made[BACK_TRAITS] |= FIRST_IS_SLICE;
     memcpy(entry, made, sizeof(made));
     return 1;
 }

@@ -48,8 +48,9 @@ static void find_sizes(Work *w) {
     }
     for (long group = 0; group < w->groups; group++)
         if (w->cyclic[group]) device += padded((w->piece_first[group + 1] - w->piece_first[group]) * table_width(w, group));
-    long shape = 4 + 2 * w->groups + w->types + 4 * w->num_outputs + 7 * w->reads;
+    long shape = 5 + 2 * w->groups + 2 * w->types + 5 * w->num_outputs + 8 * w->reads;
     long views = 2 * (3 * w->groups + w->types + w->num_outputs + 4 * w->reads) + w->num_outputs;
+    views += 3 * w->groups + w->num_outputs + 2 * w->reads;
     w->table = padded(HEADER + OF_GROUP * w->groups + w->group_ptr[w->groups] + 3 * w->types + 1 + w->reads * OF_READ
                       + w->num_outputs * (OF_OUTPUT + OF_CLASS + OF_SPAN) + shape + views);
     w->device = w->table + device, w->total = w->device + host;
@@ -182,10 +183,30 @@ static i32 *fill_step_tables(Work *w, i32 *plan, i32 *next) {
     return next;
 }
 
-/* What plans may have in common: groups, their types, who is in which class, what reads what. Returns what follows. */
+/* Whether numbers are 0, 1, 2, ...; mostly the ends show that they are not. */
+static int counts_up(const i32 *numbers, long count) {
+    if (count && (numbers[0] || numbers[count - 1] != count - 1)) return 0;
+    for (long at = 0; at < count; at++)
+        if (numbers[at] != at) return 0;
+    return 1;
+}
+
+/* Whether all pieces of a read are slices, and together one. */
+static int is_one_slice(const i32 *plan, const i32 *read) {
+    const i32 *bounds = plan + read[READ_BOUNDS], *slices = bounds + read[READ_PIECES] + 1;
+    const i32 *offsets = read[READ_KIND] == SLOTS ? NULL : plan + read[READ_OFFSETS];
+    for (long piece = 0; piece < read[READ_PIECES]; piece++) {
+        long before = offsets ? offsets[bounds[piece]] : (long)bounds[piece] * read[READ_WIDTH];
+        if (slices[piece] < 0 || slices[piece] != slices[0] + before) return 0;
+    }
+    return read[READ_PIECES] > 0;
+}
+
+/* What plans may have in common: groups, their types, who is in which class, what reads what; then whether the class rows of each
+   output are one range, the nodes of each type all from the first on, each read one slice. Returns what follows. */
 static i32 *fill_shape(const Work *w, const i32 *plan, i32 *next) {
     const i32 *output = plan + plan[AT_OUTPUTS], *read = plan + plan[AT_READS];
-    *next++ = w->groups, *next++ = plan[CLASSES], *next++ = w->num_outputs, *next++ = w->reads;
+    *next++ = w->groups, *next++ = plan[CLASSES], *next++ = w->num_outputs, *next++ = w->reads, *next++ = w->types;
     for (long group = 0; group < w->groups; group++) {
         i32 many = w->group_ptr[group + 1] - w->group_ptr[group];
         *next++ = w->cyclic[group], *next++ = many;
@@ -199,6 +220,13 @@ static i32 *fill_shape(const Work *w, const i32 *plan, i32 *next) {
                       read[READ_OFFSETS] > 0};
         memcpy(next, made, sizeof(made)), next += 7;
     }
+    output = plan + plan[AT_OUTPUTS], read = plan + plan[AT_READS];
+    for (long o = 0; o < w->num_outputs; o++, output += OF_OUTPUT) {
+        i32 last = w->count[output[OUT_TYPE]] - 1;
+        *next++ = plan[output[OUT_ROWS] + last] - plan[output[OUT_ROWS]] == last; /* class rows follow the order of rows */
+    }
+    for (long t = 0; t < w->types; t++) *next++ = counts_up(plan + plan[plan[AT_ROWS] + t], w->count[t]);
+    for (long at = 0; at < w->reads; at++, read += OF_READ) *next++ = is_one_slice(plan, read);
     return next;
 }
 
@@ -208,7 +236,9 @@ static i32 *add_view(i32 *next, long at, long count) {
 }
 
 /* How many rows each class has, then where each array begins and ends: the steps of each group; the nodes of
-   each type; the class rows of each output; the index, the offsets, the bounds and the slices of each read. */
+   each type; the class rows of each output; the index, the offsets, the bounds and the slices of each read. Then, for those who
+   want to know no more than that: where the step table of each group begins and ends, and how many rows its largest step has; the
+   first class row of each output; where the owners of each read begin, and its first slice. */
 static i32 *fill_views(const Work *w, const i32 *plan, i32 *next) {
     const i32 *output = plan + plan[AT_OUTPUTS], *read = plan + plan[AT_READS];
     for (long c = 0; c < plan[CLASSES]; c++) *next++ = plan[plan[AT_CLASSES] + c * OF_CLASS + CLASS_ROWS];
@@ -224,5 +254,18 @@ static i32 *fill_views(const Work *w, const i32 *plan, i32 *next) {
         next = add_view(next, read[READ_BOUNDS], read[READ_PIECES] + 1);
         next = add_view(next, read[READ_BOUNDS] + read[READ_PIECES] + 1, read[READ_PIECES]);
     }
+    output = plan + plan[AT_OUTPUTS], read = plan + plan[AT_READS];
+    for (long group = 0; group < w->groups; group++) {
+        i32 first = w->piece_first[group], last = w->piece_first[group + 1], largest = 0;
+        for (i32 at = first; at < last; at++) {
+            i32 rows = w->piece_hi[at] - w->piece_lo[at];
+            largest = rows > largest ? rows : largest;
+        }
+        next = add_view(next, plan[plan[AT_GROUPS] + OF_GROUP * group + STEP_TABLE], w->cyclic[group] ? (last - first) * table_width(w, group) : 0);
+        *next++ = largest;
+    }
+    for (long o = 0; o < w->num_outputs; o++, output += OF_OUTPUT) *next++ = plan[output[OUT_ROWS]];
+    for (long at = 0; at < w->reads; at++, read += OF_READ)
+        *next++ = read[READ_OWNERS], *next++ = read[READ_PIECES] ? plan[read[READ_BOUNDS] + read[READ_PIECES] + 1] : 0;
     return next;
 }
