@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import weft
+import weft.blocks as wb
 from lazy_parts import assert_equals_loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
@@ -122,3 +124,36 @@ def test_parameters_that_no_row_used_have_no_gradient_again() -> None:
         for one, other in zip(found, expected, strict=True):
             assert (one is None) == (other is None)
             assert one is None or torch.equal(one, other)
+
+
+def test_warnings_name_the_line_that_led_to_them() -> None:
+    """Whatever of weft and torch lies between."""
+    rows = torch.ones(3, 2)
+
+    def sparse(x: Any) -> Any:
+        return x.to_sparse().to_dense()
+
+    class Vertex(weft.VertexFunction):
+        def __init__(self) -> None:
+            super().__init__(state={"h": (2,)})
+
+        def forward(self, v: Any) -> None:
+            v.scatter(h=sparse(v.pull()) + v.gather().sum())
+
+    inside, block = weft.cell(sparse), weft.batched(wb.Vector(2) >> wb.Function(sparse))
+    net, model = weft.batched(nn.Sequential(weft.cell(SparseModule()))), Vertex()
+    calls: list[Callable[[], Any]] = [
+        lambda: weft.batched(lambda x: inside(x) * 2)(rows),
+        lambda: net(rows),
+        lambda: model(weft.Graph.chain(3), rows),
+        lambda: block([[1.0, 2.0]]),
+    ]
+    for call in calls:
+        with pytest.warns(weft.FallbackWarning, match="to_sparse") as told:
+            call()
+        assert [(each.filename, each.lineno) for each in told] == [(__file__, call.__code__.co_firstlineno)]
+
+
+class SparseModule(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to_sparse().to_dense()

@@ -1,5 +1,11 @@
 """Errors in the user's words. Every error that weft raises on purpose derives from `WeftError`."""
 
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
 
 class WeftError(Exception):
     """Base of all errors that weft raises on purpose.
@@ -38,3 +44,12 @@ FROM_OUTSIDE = (TimeoutError, InterruptedError, MemoryError)
 
 class FallbackWarning(UserWarning):
     """A cell runs by a slower way of batching than it could; the message names it and says why."""
+
+
+def warn(text: str, category: type[Warning] = FallbackWarning) -> None:
+    """Warn at the line of the user's code that led here: the nearest that is neither weft's nor torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("weft", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from weft.api.callinputs import CallInputs
 from weft.api.function import VertexFunction
 from weft.api.modelcache import Kinds, Settled
 from weft.api.structure import EVERY_TYPE, INIT, ONE_TYPE, Seen, by_name, reaching
-from weft.errors import FallbackWarning, ShapeError, TraceError
+from weft.errors import ShapeError, TraceError, warn
 from weft.graph.capture import Surroundings
 from weft.graph.cell import Body, Trace, trace, trace_plainly
 from weft.graph.held import Held
@@ -68,7 +67,7 @@ class CallCells(CallInputs):
             raise
         if name not in self.cache.warned:
             self.cache.warned.add(name)
-            warnings.warn(f"{name}: {made.fallback}", FallbackWarning, stacklevel=2)
+            warn(f"{name}: {made.fallback}")
         return made
 
     def _own_cell(self, name: str, body: Body) -> CompiledCell:

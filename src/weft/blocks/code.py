@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from types import CodeType
@@ -26,7 +25,7 @@ from weft.blocks.types import (
     TupleType,
     VoidType,
 )
-from weft.errors import TypeMismatch
+from weft.errors import TypeMismatch, warn
 from weft.graph.calls import Library
 
 
@@ -279,4 +278,4 @@ def _warn_of_hooks(block: Block) -> None:
     if not block._kept.get("warned of hooks"):
         block._kept["warned of hooks"] = True
         text = f"{block._path()}: hooks of a block inside another never run; put them on a module in it, or on what is called"
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warn(text, UserWarning)

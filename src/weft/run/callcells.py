@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 
 from torch import Tensor
 
-from weft.errors import FallbackWarning, ShapeError, TraceError
+from weft.errors import ShapeError, TraceError, warn
 from weft.graph.calls import KEY, CallType
 from weft.graph.capture import Surroundings
 from weft.graph.cell import Trace, trace, trace_plainly
@@ -77,7 +76,7 @@ class Cells:
         made = trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups, kind.signature)
         if t not in self.warned:
             self.warned.add(t)
-            warnings.warn(f"{kind.name}: {made.fallback}", FallbackWarning, stacklevel=2)
+            warn(f"{kind.name}: {made.fallback}")
         return CompiledCell(made)
 
 

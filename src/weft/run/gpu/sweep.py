@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -13,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from weft.errors import FallbackWarning
+from weft.errors import warn
 from weft.graph.tape import Value
 from weft.plan.plan import Plan
 from weft.run.code import CellCode
@@ -141,7 +140,7 @@ def walk(number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[]
         except NotExpressible as why:
             kept[key] = why
             text = f"{why.cell or code.name}: backend 'triton' runs its steps one by one, for no kernel can express {why}"
-            warnings.warn(text, FallbackWarning, stacklevel=2)
+            warn(text)
     found = kept[key]
     return found if isinstance(found, Walk) else None
 
