@@ -95,6 +95,24 @@ def test_products_split_over_warps_are_the_same_products(precision: str, monkeyp
         assert torch.allclose(found[name], tensor, atol=1e-5), name
 
 
+@pytest.mark.parametrize("d", [20, 30])
+def test_rows_that_others_write_are_loaded_ahead_in_words_of_16_bytes_only(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller words would go through a cache that may still hold what was there before."""
+    texts: list[str] = []
+    right = sweep.Walk.run
+
+    def run(self: sweep.Walk, *arguments: Any) -> None:
+        texts.append(self.sweeps["narrow"].kernel.source)
+        right(self, *arguments)
+
+    monkeypatch.setattr(sweep.Walk, "run", run)
+    model = weft.nn.LSTM(3, d)
+    results(model, weft.Graph.chain(4), torch.randn(4, 3), "triton")
+    forward, backward = ([line.strip() for line in text.splitlines() if "for k in" in line] for text in texts)
+    assert forward == [f"for k in tl.range(0, {d}, 32{', num_stages=1' if d == 30 else ''}):"]
+    assert backward == [f"for k in tl.range(0, {4 * d}, 32):"]  # four gates: a multiple of four numbers
+
+
 def test_without_a_gpu_and_without_the_interpreter_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     model = weft.nn.LSTM(3, 4)

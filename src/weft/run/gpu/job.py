@@ -140,7 +140,8 @@ class Job(Variables):
         ways = self.tile.ways
         inner = min(self.tile.inner, max(16, 1 << (-(-length // ways) - 1).bit_length()))
         ragged = length % (inner * ways) != 0
-        self.say(f"for k in range(0, {length}, {inner * ways}):")
+        ahead = "" if self._whole_words(first, memory, inside, length) else ", num_stages=1"
+        self.say(f"for k in tl.range(0, {length}, {inner * ways}{ahead}):")
         if ways == 1:
             self.say(f"    kk = k + tl.arange(0, {inner})")
             over, down, rows, columns = "[None, :]", "[:, None]", "[:, None]", "[None, :]"
@@ -159,6 +160,12 @@ class Job(Variables):
             at = f"(kk + {start}){down} * {along} + (col + {unit * self.units.width}){columns} * {across}"
             self.say(f"    weight = tl.load({weight.pointer} + {at}{mask})")
             self.say(f"    {total} = tl.dot(rows, weight, {total}, {how})")
+
+    def _whole_words(self, part: Part, memory: Memory, inside: int, length: int) -> bool:
+        """Whether rows can be loaded ahead of their product: if in words of 16 bytes, past the first cache; if in smaller ones
+        through it, which may hold what they were before others wrote them."""
+        size = (self.units.values[part.key].dtype or torch.float32).itemsize
+        return not memory.fresh or all(numbers * size % 16 == 0 for numbers in (memory.width, inside, length))
 
     def _over_row(self, value: Value) -> list[str]:
         """The sum, the largest number, the mean of rows that lie in memory, or one over their standard deviation."""

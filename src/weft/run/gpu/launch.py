@@ -156,7 +156,10 @@ class Kernel:
         for one in given:
             if not aligned and isinstance(one, MockTensor):
                 one.data_ptr = lambda: 1
-        compiled = self.function.warmup(*given, *constants, grid=(1,), **self.options)
+        options = self.options
+        if not aligned and options.get("launch_cooperative_grid"):
+            options = {**options, "num_stages": 1}  # see Job._whole_words
+        compiled = self.function.warmup(*given, *constants, grid=(1,), **options)
         compiled = compiled.result() if hasattr(compiled, "result") else compiled
         compiled._init_handles()
         return compiled
