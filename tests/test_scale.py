@@ -128,6 +128,10 @@ def test_100_000_parents_of_one_child(backend: str) -> None:
     assert_equals_formula(Meeting(), rays, backend, lambda h: torch.cat([h[:-1] + 3 * h[-1] + h[-1] ** 3, h[-1:]]))
 
 
+MOST_CALLS = 300
+"""Python's own functions and builtins, of a call whose plan is known."""
+
+
 def trees_of_depth(depth: int, count: int) -> list[weft.Graph]:
     """Different binary trees, all of one depth, with leaves of type 0 and inner vertices of type 1."""
     found: list[weft.Graph] = []
@@ -183,3 +187,18 @@ def test_python_calls_per_step_do_not_grow_with_the_number_of_trees(backend: str
         more.pop("builtin get_num_threads", None)
         assert more == {}
     assert few[1]["schedule"] == 1 and few[0]["schedule"] == 0
+
+
+def test_a_call_on_one_known_tree_is_few_python_calls() -> None:
+    """Beside a small network this is what a call costs: it must not creep up."""
+    model, tree = weft.nn.TreeFC(8).eval(), weft.Graph([[], [], [0, 1]], types=["leaf", "leaf", "node"])
+    x = torch.ones(3, 8)
+
+    def infer() -> None:
+        graph = weft.Graph.batch([tree])
+        model(graph, x, at=graph.roots)
+
+    with torch.inference_mode():
+        for _ in range(3):
+            infer()
+        assert calls_of(infer).total() <= MOST_CALLS

@@ -148,6 +148,9 @@ class Graph(GraphCore):
         >>> weft.Graph.batch([weft.Graph.chain(2), weft.Graph.chain(3)]).part_offsets.tolist()
         [0, 2, 5]
         """
+        if isinstance(graphs, list) and len(graphs) == 1 and isinstance(graphs[0], cls) and graphs[0]._parts is None:
+            only: Self = graphs[0]
+            return only
         given, parts, together = merging.base_parts(graphs)
         alike = given is parts and together.device != merging.MIXED and len(parts) > 1
         device = parts[0].device if alike else merging.common_device(given)

@@ -77,7 +77,7 @@ def together(parts: Sequence[GraphCore]) -> KeptGraphs | Together:
 
 def roots(graph: GraphCore) -> npt.NDArray[np.int64]:
     """The vertices that nobody gathers."""
-    found = graph.together if graph._parts is not None else None
+    found = graph.together
     return found.roots() if isinstance(found, KeptGraphs) else _unread(graph)
 
 

@@ -109,10 +109,10 @@ def rounds(name: str, count: Any, init: Any) -> None:
 def vertices(name: str, at: Any, n: int) -> Ints:
     """The vertices whose rows are wanted, as an array of their numbers."""
     numbers = at.detach().cpu().numpy() if isinstance(at, Tensor) else np.asarray(at)
-    if numbers.ndim != 1 or (numbers.size and not np.issubdtype(numbers.dtype, np.integer)):
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise TypeMismatch(f"{name}: at: expected a list of vertex numbers, got {at!r}")
-    outside = numbers[(numbers < 0) | (numbers >= n)]
-    if len(outside):
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= n):
+        outside = numbers[(numbers < 0) | (numbers >= n)]
         raise StructureError(f"{name}: at: expected vertices 0 to {n - 1}, got {int(outside[0])}")
     return numbers.astype(np.int32)
 

@@ -24,7 +24,7 @@ from weft.plan.schedule import schedule
 from weft.run.batched import run_batched
 from weft.run.call import Call, CompiledCell
 from weft.run.reference import run_reference
-from weft.run.wanted import Wanted
+from weft.run.wanted import Wanted, only_type
 
 
 class VertexCall(CallCells):
@@ -93,8 +93,9 @@ class VertexCall(CallCells):
         """What the engine is to compute."""
         feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
         feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
-        nodes = self._nodes()
-        wanted, options = [Wanted(name, nodes) for name in self._wanted(tree)], self.options
+        nodes, options = self._nodes(), self.options
+        type = None if nodes is None else only_type(plan, nodes)
+        wanted = [Wanted(name, nodes, type) for name in self._wanted(tree)]
         call = Call(plan, cells, feeds, self.edge_leaves, wanted, self.device, options.recompute, backend, self._everyone())
         call.graph, call.captured = options.graph, self.captured
         return call

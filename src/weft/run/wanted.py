@@ -37,3 +37,9 @@ class Wanted:
         of = plan.program.type[self.nodes]
         places = [(t, np.flatnonzero(of == t)) for t in kinds]
         return [(t, at.astype(np.int32), rows[at]) for t, at in places]
+
+
+def only_type(plan: Plan, nodes: Ints) -> int | None:
+    """The type that some nodes have in common, if they do."""
+    types = plan.program.type[nodes]
+    return int(types[0]) if len(types) and (types == types[0]).all() else None
