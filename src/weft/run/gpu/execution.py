@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
+from weft.run.addresses import Addresses
 from weft.run.backward import Backward
 from weft.run.execution import Execution
 from weft.run.gpu.launch import allocator, current_stream
-from weft.run.gpu.onecall.lowered import Lowered, lowered
+from weft.run.gpu.onecall.lowered import Lowered, can_lower, lowered
 from weft.run.gpu.onecall.note import Given
 from weft.run.gpu.recipeback import GpuBackText
 from weft.run.gpu.recipeforward import GpuForwardText
@@ -83,16 +84,17 @@ class GpuExecution(Execution):
     ) -> Any:
         """By one call of C; None where the recipe does it."""
         device = self.call.device
-        if device.type != "cuda":
+        if not can_lower(device):
             return None
         fast = recipe.whole.get(device)
         if fast is None:
             rows = frozenset(range(self.kind.first_feed, len(tensors)))
             before = None if saved is None else self.recipe
-            fast = lowered(recipe, before, self._facts(recipe), Given(tensors, rows, saved, grads), device)
+            given = Given(tensors, rows, saved, [None if grad is None else grad.contiguous() for grad in grads])
+            fast = lowered(recipe, before, self._facts(recipe), given, device)
         if not isinstance(fast, Lowered):
             return None
-        facts = fast.facts(self.indices, self.given)
+        facts = fast.facts(Addresses.of(self.plan, device), self.given)
         if saved is None:
             self.given = facts
         return fast.run(facts, tensors, saved, grads, current_stream(device), allocator(device))
@@ -132,7 +134,6 @@ class GpuExecution(Execution):
         return self._known("backward", id(recipe), bool(self.must), tuple([grad is None for grad in grads]))
 
     def _suiting(self, known: Sequence[Recipe | None]) -> Recipe | None:
-        for one in known:
-            if one is not None and one.suits(self.indices):
-                return one
-        return None
+        device = self.call.device
+        where = Addresses.of(self.plan, device) if device.type == "cuda" else self.indices
+        return next((one for one in known if one is not None and one.suits(where)), None)

@@ -1,4 +1,4 @@
-"""Rows to places, `out[places[i]] = rows[i]`, each place once; and from places, `out[i] = a[p[i]] + b[q[i]]`."""
+"""Rows to places, `out[places[i]] = rows[i]`, each place once; from places, `out[i] = a[p[i]] + b[q[i]]`; and sums."""
 
 from __future__ import annotations
 
@@ -91,6 +91,28 @@ def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = 
         b, q = (a, p) if b is None or q is None else (b.contiguous(), q)
         taker(a.dtype, two).go(numbers, numbers // p.shape[0], a.shape[0], b.shape[0], out, a, p, b, q)
     return out
+
+
+ADD = f"""import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["numbers"])
+def add(numbers, a, b, out):
+    at = (tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
+    live = at < numbers
+    tl.store(out + at, tl.load(a + at, mask=live) + tl.load(b + at, mask=live), mask=live)
+"""
+
+_adders: dict[torch.dtype, Quick] = {}
+
+
+def adder(dtype: torch.dtype) -> Quick:
+    """What launches `add`, as torch does `a + b`: for those who launch without torch."""
+    found = _adders.get(dtype)
+    if found is None:
+        found = _adders[dtype] = Quick(Kernel(ADD, "add"), 1, f"-(-n0 // {BLOCK})")
+    return found
 
 
 def step_rows(arena: Tensor, index: Tensor, start: int, lo: int, hi: int, slots: int) -> Tensor:

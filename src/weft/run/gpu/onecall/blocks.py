@@ -97,7 +97,7 @@ class Block:
             return self.narrow(0, 0, at.stop)
         if type(at) is int and at == -1:
             last = self.narrow(0, self.shape[0] - 1, 1)
-            return Block(self.recorder, self.storage, last.shape[1:], last.strides[1:], last.offset)
+            return last.select(0, 0)
         raise NotLowered("tensor[...]")
 
     def view(self, *shape: Any) -> Block:
@@ -112,6 +112,15 @@ class Block:
     def flatten(self, first: int, last: int) -> Block:
         return self.view(*self.shape[:first], prod(self.shape[first : last + 1]), *self.shape[last + 1 :])
 
+    def select(self, dim: int, at: int) -> Block:
+        one = self.narrow(dim, at, 1)
+        sizes, strides = [*one.shape], [*one.strides]
+        del sizes[dim], strides[dim]
+        return Block(self.recorder, self.storage, sizes, strides, one.offset)
+
+    def split_with_sizes(self, sizes: Sequence[int], dim: int) -> list[Block]:
+        return [self.narrow(dim, sum(sizes[:at]), size) for at, size in enumerate(sizes)]
+
     def t(self) -> Block:
         return Block(self.recorder, self.storage, self.shape[::-1], self.strides[::-1], self.offset)
 
@@ -122,6 +131,12 @@ class Block:
         if dim != 0:
             raise NotLowered("index_select of columns")
         return self.recorder.take(self, index)
+
+    def __add__(self, other: Any) -> Block:
+        alike = isinstance(other, Block) and self.dtype is other.dtype and self.dim() == other.dim()
+        if not alike or not all(one == two for one, two in zip(self.shape, other.shape, strict=True)):
+            raise NotLowered("a sum of two shapes")
+        return self.recorder.add(self, other)
 
     def zero_(self) -> Block:
         return self.recorder.fill(self)

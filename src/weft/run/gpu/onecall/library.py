@@ -12,6 +12,7 @@ NAMES = (
     ("libcublas.so", "cublasSgemm_v2"),
     ("libcublas.so", "cublasGemmEx"),
     ("libcuda.so", "cuMemsetD8Async"),
+    ("libcuda.so", "cuMemcpyDtoDAsync_v2"),
 )
 
 

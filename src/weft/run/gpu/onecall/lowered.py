@@ -23,7 +23,11 @@ from weft.run.gpu.table import WIDTHS
 from weft.run.indices import Indices
 from weft.run.recipe import Fact, Recipe
 
-_C: Any = torch._C
+
+def blas_handle() -> int:
+    """The library's handle for the current stream, with torch's settings."""
+    handle: int = torch._C._cuda_getCurrentBlasHandle()
+    return handle
 
 
 def _stretches(make: Fact) -> Fact:
@@ -64,6 +68,11 @@ def _makers(recipe: Recipe, before: Recipe | None) -> list[tuple[Fact, int | Non
     for key, make in recipe.makers.items():
         found.append((_maker(key, make), None) if callable(make) else (earlier[make], make))
     return found
+
+
+def can_lower(device: torch.device) -> bool:
+    """Whether there is a driver that launches kernels."""
+    return device.type == "cuda"
 
 
 def lowered(recipe: Recipe, before: Recipe | None, facts: Sequence[Any], given: Given, device: torch.device) -> Lowered | None:
@@ -137,7 +146,7 @@ class Lowered:
             "FLOOR": floor,
             "numbers": ctypes.c_int64 * (FIRST_VARIABLE + len(self.text.variables)),
             "table": ctypes.addressof(self.table),
-            "blas": _C._cuda_getCurrentBlasHandle,
+            "blas": blas_handle,
             "counter": counter,
             "device": self.device,
             "room": self.room,

@@ -60,7 +60,10 @@ def note(recipe: Recipe, facts: Sequence[Any], given: Given, device: torch.devic
         saved = [recorder.given(f"s{at}", one, True, part=True) for at, one in enumerate(given.saved)]
         grads = [None if one is None else recorder.given(f"g{at}", one, True) for at, one in enumerate(given.grads)]
         arguments = [*start, saved, grads, _Absent("records"), device, 0, False, recorder.fresh]
-    results = recorder.run(recipe.run, arguments)
+    try:
+        results = recorder.run(recipe.run, arguments)
+    except (TypeError, AttributeError) as error:
+        raise NotLowered(f"something that stand-ins cannot do: {error}") from error
     brought: dict[Storage, Sequence[Size]] = {}
     for block in flat(results):
         storage = block.storage

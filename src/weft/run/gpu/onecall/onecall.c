@@ -8,6 +8,7 @@ typedef int (*single_product)(void *, int, int, int, int, int, const float *, co
 typedef int (*mixed_product)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int,
                              const void *, void *, int, int, int, int);
 typedef int (*fill_function)(uint64_t, unsigned char, uint64_t, void *);
+typedef int (*copy_function)(uint64_t, uint64_t, uint64_t, void *);
 static inline int64_t FLOOR(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
 static int launch(const int64_t *h, int kernel, int64_t programs, void *stream, void **arguments) {

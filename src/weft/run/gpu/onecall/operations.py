@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall.blocks import Block, Either, Storage
-from weft.run.gpu.onecall.numbers import Number, Size
+from weft.run.gpu.onecall.numbers import Size
 from weft.run.gpu.sweep import Walk
 
 
@@ -40,6 +40,14 @@ class Fill:
 
 
 @dataclass(eq=False)
+class Copy:
+    """The same numbers elsewhere."""
+
+    one: Block
+    out: Block
+
+
+@dataclass(eq=False)
 class Turns:
     """All stretches of steps of a group: by a sweep's kernels, or step by step, by the operations in `apart`.
 
@@ -56,13 +64,15 @@ class Turns:
     """The variable of the steps' rows."""
 
 
-Operation = Launch | Product | Fill | Turns
+Operation = Launch | Product | Fill | Copy | Turns
 
 
 def blocks_of(operation: Operation) -> Iterator[Block]:
     """Everything that an operation reads or writes."""
     if isinstance(operation, Product):
         yield from (operation.one, operation.other, operation.out)
+    elif isinstance(operation, Copy):
+        yield from (operation.one, operation.out)
     elif isinstance(operation, Fill):
         yield operation.out
     else:
@@ -81,22 +91,3 @@ def storages_of(operation: Operation) -> Iterator[Storage]:
             pending += [storage.one, storage.other]
         else:
             yield storage
-
-
-def numbers_of(operations: Sequence[Operation]) -> Iterator[str]:
-    """The texts of all numbers that operations name, offsets among them."""
-    for operation in operations:
-        given: list[Any] = []
-        if isinstance(operation, Launch):
-            given += [operation.programs, operation.only, *operation.arguments]
-        elif isinstance(operation, Turns):
-            given += operation.arguments
-            yield from (operation.turns, operation.steps or "")
-            yield from numbers_of(operation.apart)
-        for block in blocks_of(operation):
-            while isinstance(block.storage, Either):
-                assert block.storage.one is not None and block.storage.other is not None
-                given += [block.storage.number, block.storage.one.offset, block.storage.other.offset, block.offset]
-                block = block.storage.one
-            given += [*block.shape, *block.strides, block.offset]
-        yield from (one.text for one in given if isinstance(one, Number))

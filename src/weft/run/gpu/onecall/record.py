@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType
+from math import prod
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.run.gpu import rowcopy, totals
+from weft.graph.segments import bag_sum, segment_sum
+from weft.run.gpu import bags, rowcopy, totals
 from weft.run.gpu.launch import Quick, allocator
 from weft.run.gpu.onecall.blocks import Block, Either, Pointer, Storage, strides_of
 from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
-from weft.run.gpu.onecall.operations import Fill, Launch, Operation, Product, Turns
+from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns
 from weft.run.gpu.sweep import Walk
 
 
@@ -86,26 +88,19 @@ class Recorder:
     def _take(self, a: Block, p: Block, b: Block | None, q: Block | None, out: Block, only: Size | None = None) -> None:
         if p.dtype is not torch.int32:
             raise NotLowered("an index of 64 bits")
-        width, two = a.shape[1:], b is not None
-        across: Size = 1
-        for size in width:
-            across = across * size
-        quick = rowcopy.taker(a.dtype, two)
+        quick, width = rowcopy.taker(a.dtype, b is not None), prod(a.shape[1:])
         b, q = (a, p) if b is None or q is None else (b, q)
-        self.launch(quick, (out.numel(), across, a.shape[0], b.shape[0]), (out, a, p, b, q), only)
+        self.launch(quick, (out.numel(), width, a.shape[0], b.shape[0]), (out, a, p, b, q), only)
 
     def put(self, out: Block, p: Block, a: Block, q: Block | None = None, b: Block | None = None) -> None:
         """As `put_rows`."""
         two = b is not None
         first = numbers = a.numel()
-        across: Size = 1
-        for size in a.shape[1:]:
-            across = across * size
         if q is None or b is None:
             q, b = p, a
         else:
             numbers = numbers + b.numel()
-        self.launch(rowcopy.putter(a.dtype, two), (numbers, first, across), (out, p, a, q, b))
+        self.launch(rowcopy.putter(a.dtype, two), (numbers, first, prod(a.shape[1:])), (out, p, a, q, b))
 
     def step_rows(self, arena: Block, index: Block, start: Size, lo: Size, hi: Size, slots: int) -> Block:
         """As `rowcopy.step_rows`."""
@@ -114,6 +109,41 @@ class Recorder:
         copied = self.fresh((many, *arena.shape[1:]), (), arena.dtype)
         self._take(arena, index.narrow(0, lo * slots, many), None, None, copied, only=start)
         return Block(self, Either("", arena.dtype, number=start, one=there, other=copied), there.shape, there.strides)
+
+    def add(self, one: Block, other: Block) -> Block:
+        out = self.fresh(one.shape, (), one.dtype)
+        self.launch(rowcopy.adder(one.dtype), (out.numel(),), (one, other, out))
+        return out
+
+    def bags(self, rows: Block, index: Block | None, bounds: Block, segments: Size | None = None) -> Block:
+        """As `bag_sum`; without an index as `segment_sum`."""
+        if any(one is not None and one.dtype is not torch.int32 for one in (index, bounds)):
+            raise NotLowered("an index of 64 bits")
+        if segments is None:
+            segments = bounds.shape[0] - 1
+        out = self.fresh((segments, *rows.shape[1:]), (), rows.dtype)
+        quick, some = bags.bagger(rows.dtype, index is not None), bounds if index is None else index
+        self.launch(quick, (segments, prod(rows.shape[1:])), (rows, some, bounds, out))
+        return out
+
+    def segments(self, rows: Block, owners: Block, segments: Size, bounds: Block) -> Block:
+        """As `segment_sum`."""
+        return self.bags(rows, None, bounds, segments)
+
+    def join(self, parts: Sequence[Block], dim: int = 0) -> Block:
+        if dim != 0:
+            raise NotLowered("torch.cat of columns")
+        out = self.fresh((sum([part.shape[0] for part in parts]), *parts[0].shape[1:]), (), parts[0].dtype)
+        start: Size = 0
+        for part in parts:
+            if part.dtype is not out.dtype:
+                raise NotLowered("torch.cat of several dtypes")
+            self.say(Copy(part.contiguous(), out.narrow(0, start, part.shape[0])))
+            start = start + part.shape[0]
+        return out
+
+    def zeros(self, sizes: Sequence[Size], dtype: torch.dtype, device: torch.device) -> Block:
+        return self.fill(self.fresh(sizes, (), dtype))
 
     def fill(self, out: Block) -> Block:
         self.say(Fill(out.contiguous()))
@@ -147,7 +177,7 @@ class Recorder:
 
     def _stand_in(self, name: str, item: Any) -> Any:
         if name in ("torch", "aten"):
-            return _Torch(self) if name == "torch" else _Unknown("aten")
+            return _Torch(self) if name == "torch" else _Aten(self)
         if isinstance(item, Quick):
             return _Launcher(self, item)
         if item is allocator:
@@ -156,7 +186,7 @@ class Recorder:
         if isinstance(walk, Walk):
             return lambda turns, device, stream, low, table, *rest: self.start(walk, turns, table, rest)
         known = {rowcopy.take_rows: self.take, rowcopy.put_rows: self.put, rowcopy.step_rows: self.step_rows}
-        known |= {totals.column_sums: self.sums}
+        known |= {totals.column_sums: self.sums, bag_sum: self.bags, segment_sum: self.segments}
         if callable(item) and item in known:
             return known[item]
         if isinstance(item, FunctionType) and item.__code__.co_filename.startswith("weft_"):
@@ -168,17 +198,37 @@ class _Torch:
     def __init__(self, recorder: Recorder) -> None:
         self.mm: Callable[..., Block] = recorder.product
         self.sum, self.zeros_like = recorder.sums, recorder.zeros_like
-        self.contiguous_format = torch.contiguous_format
+        self.contiguous_format, self.cat = torch.contiguous_format, recorder.join
 
     @staticmethod
     def t(block: Block) -> Block:
         return block.t()
+
+    @staticmethod
+    def add(one: Block, other: Block) -> Block:
+        return one + other
+
+    @staticmethod
+    def select(block: Block, dim: int, at: int) -> Block:
+        return block.select(dim, at)
+
+    @staticmethod
+    def index_select(block: Block, dim: int, index: Block) -> Block:
+        return block.index_select(dim, index)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
         if not isinstance(found, torch.dtype):
             raise NotLowered(f"torch.{name}")
         return found
+
+
+class _Aten:
+    def __init__(self, recorder: Recorder) -> None:
+        self.zeros = SimpleNamespace(default=recorder.zeros)
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotLowered(f"aten.{name}")
 
 
 class _Launcher:

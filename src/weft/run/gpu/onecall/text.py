@@ -12,7 +12,7 @@ import torch
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall.blocks import Block, Either, Storage
 from weft.run.gpu.onecall.numbers import NotLowered, Size
-from weft.run.gpu.onecall.operations import Fill, Launch, Operation, Product, Turns, storages_of
+from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns, storages_of
 from weft.run.gpu.sweep import Walk
 from weft.run.gpu.table import WIDTHS
 
@@ -163,10 +163,13 @@ int64_t weft_call(const int64_t *a) {{
             self._launch(operation, indent)
         elif isinstance(operation, Product):
             self._product(operation, indent)
-        elif isinstance(operation, Fill):
+        elif isinstance(operation, Fill | Copy):
             out = operation.out
-            size = f"({out.numel()}) * {out.dtype.itemsize}"
-            self.lines.append(f"{indent}failed |= ((fill_function)h[4])((uint64_t){self._address(out)}, 0, {size}, stream);")
+            place, size = f"(uint64_t){self._address(out)}", f"({out.numel()}) * {out.dtype.itemsize}"
+            fill = f"((fill_function)h[4])({place}, 0, {size}, stream)"
+            if isinstance(operation, Copy):
+                fill = f"((copy_function)h[5])({place}, (uint64_t){self._address(operation.one)}, {size}, stream)"
+            self.lines.append(f"{indent}failed |= {fill};")
         else:
             self._turns(operation, indent)
 

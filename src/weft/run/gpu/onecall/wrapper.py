@@ -44,7 +44,7 @@ def _given(name: str) -> str:
     """A given tensor, or how many rows it has."""
     if name.endswith("_rows"):
         base = name.removesuffix("_rows")
-        return f"{base}.numel()" if base.startswith("f") else f"{LISTS[base[0]]}[{base[1:]}].shape[0]"
+        return f"{base}.count" if base.startswith("f") else f"{LISTS[base[0]]}[{base[1:]}].shape[0]"
     found = f"{LISTS[name[0]]}[{name[1:]}]"
     return f"{found}.contiguous()" if name.startswith("g") else found
 
@@ -59,7 +59,7 @@ def _value(name: str, kinds: dict[str, type]) -> str:
         return f"{base}[{int(name.endswith('_hi'))}]"
     if kind is PerStep or name.endswith("_rows") or kind is int:
         return name
-    return f"{name}.data_ptr()"
+    return f"{name}.{'address' if name.startswith('f') else 'data_ptr()'}"
 
 
 def _fresh(sizes: Sequence[Size], storage: Storage) -> str:

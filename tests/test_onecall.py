@@ -1,0 +1,171 @@
+"""Recipes as one call of C: the same launches with the same arguments, whatever the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+import weft.nn
+from cpu_driver import Driver, install
+from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
+from weft.run.gpu import apart
+from weft.run.gpu.execution import GpuExecution
+from weft.run.gpu.onecall.lowered import Lowered
+
+pytestmark = NEEDS_INTERPRETER
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    poison_memory(monkeypatch)
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """For every pass by a recipe: True where it ran as one call, else why not."""
+    seen: list[Any] = []
+    right = GpuExecution._whole
+
+    def whole(self: GpuExecution, recipe: Any, *rest: Any) -> Any:
+        found = right(self, recipe, *rest)
+        known = recipe.whole[self.call.device]
+        seen.append(found is not None if isinstance(known, Lowered) else known)
+        return found
+
+    monkeypatch.setattr(GpuExecution, "_whole", whole)
+    return seen
+
+
+def tree(leaves: int) -> weft.Graph:
+    children: list[list[int]] = [[] for _ in range(leaves)]
+    top = 0
+    for leaf in range(1, leaves):
+        children.append([top, leaf])
+        top = len(children) - 1
+    return weft.Graph(children, types=[int(bool(each)) for each in children])
+
+
+def trees(*leaves: int) -> weft.Graph:
+    return weft.Graph.batch([tree(n) for n in leaves])
+
+
+def chains(*lengths: int) -> weft.Graph:
+    return weft.Graph.batch([weft.Graph.chain(n) for n in lengths])
+
+
+CASES: dict[str, tuple[Callable[[], Any], list[weft.Graph]]] = {
+    "n-ary": (lambda: weft.nn.NaryTreeLSTM(3, 4, classes=2), [trees(2, 3), trees(5, 2, 4), trees(3), trees(7, 7, 2)]),
+    "n-ary, odd width": (lambda: weft.nn.NaryTreeLSTM(3, 5), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
+    "lstm": (lambda: weft.nn.LSTM(3, 4), [chains(3, 2), chains(1, 4, 4), chains(6, 5, 1, 1)]),
+    "gru": (lambda: weft.nn.GRU(3, 4), [chains(3, 2), chains(1, 4, 4), chains(6, 5, 1, 1)]),
+    "child-sum": (lambda: weft.nn.ChildSumTreeLSTM(3, 4), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
+    "tree gru": (lambda: weft.nn.TreeGRU(3, 4), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
+}
+
+
+def _compare(model: Any, graphs: list[weft.Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    for graph in graphs:
+        x = torch.randn(graph.num_vertices, 3)
+        found = results(model, graph, x, "triton")
+        with monkeypatch.context() as recipes:
+            recipes.setattr(GpuExecution, "_whole", lambda *given: None)
+            expected = results(model, graph, x, "triton")
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_call_does_what_the_recipe_does(
+    case: str, driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    make, graphs = CASES[case]
+    model = make()
+    _compare(model, [graphs[0], *graphs], monkeypatch)
+    assert ways[-2:] == [True, True]
+    assert driver.launches and driver.products
+
+
+def test_wide_steps_run_apart(driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library multiplies for them, step by step, within the one call."""
+    monkeypatch.setattr(apart, "rates", lambda device: SimpleNamespace(rows=lambda operations: 3))
+    torch.manual_seed(0)
+    model = weft.nn.NaryTreeLSTM(3, 4)
+    _compare(model, [trees(4, 4, 5, 6), trees(4, 4, 5, 6), trees(7, 2, 2, 2, 3), trees(3, 3, 3, 3, 3, 9)], monkeypatch)
+    assert ways[-2:] == [True, True]
+    counts = []
+    for leaves in (2, 3):
+        graph = trees(*[leaves] * 5)
+        for _ in range(2):
+            before = driver.products
+            results(model, graph, torch.randn(graph.num_vertices, 3), "triton")
+        counts.append(driver.products - before)
+    assert counts[1] == counts[0] + 2  # one more step, forward and back
+
+
+def test_inference_is_one_call(driver: Driver, ways: list[Any]) -> None:
+    torch.manual_seed(0)
+    model, graph = weft.nn.NaryTreeLSTM(3, 4), trees(2, 5)
+    x = torch.randn(graph.num_vertices, 3)
+    with torch.no_grad():
+        expected = model(graph, x, backend="eager")
+        for _ in range(3):
+            assert torch.allclose(model(graph, x, backend="triton"), expected, rtol=1e-5, atol=1e-6)
+    assert ways == [True, True]
+
+
+def test_a_graph_that_is_kept_goes_by_the_recipe(driver: Driver, ways: list[Any]) -> None:
+    torch.manual_seed(0)
+    model, graph = weft.nn.NaryTreeLSTM(3, 4), trees(2, 5)
+    x = torch.randn(graph.num_vertices, 3)
+    for _ in range(2):
+        model(graph, x, backend="triton").sum().backward()
+    model.zero_grad()
+    out = model(graph, x, backend="triton").sum()
+    out.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    out.backward()
+    for p, grad in zip(model.parameters(), once, strict=True):
+        assert p.grad is not None and torch.allclose(p.grad, 2 * grad, rtol=1e-5, atol=1e-6)
+    assert ways[-2:] == [True, True]  # the last forward pass and the last backward pass
+
+
+def test_memory_between_multiples_of_16_bytes_goes_by_the_recipe(driver: Driver, ways: list[Any]) -> None:
+    torch.manual_seed(0)
+    model, graph = weft.nn.NaryTreeLSTM(3, 4), trees(2, 5)
+    x = torch.randn(graph.num_vertices, 3)
+    for _ in range(2):
+        expected = model(graph, x, backend="triton")
+    odd = torch.empty(x.numel() + 1)[1:].view_as(x).copy_(x)
+    assert odd.data_ptr() % 16
+    assert torch.allclose(model(graph, odd, backend="triton"), expected, rtol=1e-5, atol=1e-6)
+    assert ways == [True, False]
+
+
+class Sorted(weft.VertexFunction):
+    """A cell with an operation that no kernel expresses."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": 4})
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, v: weft.Vertex) -> None:
+        v.scatter(h=torch.tanh(self.linear(v.pull()).sort().values))
+
+
+def test_what_cannot_be_lowered_says_why(driver: Driver, ways: list[Any]) -> None:
+    torch.manual_seed(0)
+    model, graph = Sorted(), weft.Graph([[], [], []])
+    x = torch.randn(3, 3)
+    for _ in range(3):
+        found = model(graph, x, backend="triton")["h"]
+        assert torch.allclose(found, model(graph, x, backend="eager")["h"], atol=1e-6)
+    assert ways == ["aten.sort"] * 2
