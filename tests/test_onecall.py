@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +13,11 @@ import weft
 import weft.nn
 from cpu_driver import Driver, install
 from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
+from onecall_parts import CASES, compare, trees, watch
 from weft.run.gpu import apart
-from weft.run.gpu.execution import GpuExecution
-from weft.run.gpu.onecall.lowered import Lowered
 
 pytestmark = NEEDS_INTERPRETER
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -29,57 +28,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """For every pass by a recipe: True where it ran as one call, else why not."""
-    seen: list[Any] = []
-    right = GpuExecution._whole
-
-    def whole(self: GpuExecution, recipe: Any, *rest: Any) -> Any:
-        found = right(self, recipe, *rest)
-        known = recipe.whole[self.call.device]
-        seen.append(found is not None if isinstance(known, Lowered) else known)
-        return found
-
-    monkeypatch.setattr(GpuExecution, "_whole", whole)
-    return seen
-
-
-def tree(leaves: int) -> weft.Graph:
-    children: list[list[int]] = [[] for _ in range(leaves)]
-    top = 0
-    for leaf in range(1, leaves):
-        children.append([top, leaf])
-        top = len(children) - 1
-    return weft.Graph(children, types=[int(bool(each)) for each in children])
-
-
-def trees(*leaves: int) -> weft.Graph:
-    return weft.Graph.batch([tree(n) for n in leaves])
-
-
-def chains(*lengths: int) -> weft.Graph:
-    return weft.Graph.batch([weft.Graph.chain(n) for n in lengths])
-
-
-CASES: dict[str, tuple[Callable[[], Any], list[weft.Graph]]] = {
-    "n-ary": (lambda: weft.nn.NaryTreeLSTM(3, 4, classes=2), [trees(2, 3), trees(5, 2, 4), trees(3), trees(7, 7, 2)]),
-    "n-ary, odd width": (lambda: weft.nn.NaryTreeLSTM(3, 5), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
-    "lstm": (lambda: weft.nn.LSTM(3, 4), [chains(3, 2), chains(1, 4, 4), chains(6, 5, 1, 1)]),
-    "gru": (lambda: weft.nn.GRU(3, 4), [chains(3, 2), chains(1, 4, 4), chains(6, 5, 1, 1)]),
-    "child-sum": (lambda: weft.nn.ChildSumTreeLSTM(3, 4), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
-    "tree gru": (lambda: weft.nn.TreeGRU(3, 4), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
-}
-
-
-def _compare(model: Any, graphs: list[weft.Graph], monkeypatch: pytest.MonkeyPatch) -> None:
-    for graph in graphs:
-        x = torch.randn(graph.num_vertices, 3)
-        found = results(model, graph, x, "triton")
-        with monkeypatch.context() as recipes:
-            recipes.setattr(GpuExecution, "_whole", lambda *given: None)
-            expected = results(model, graph, x, "triton")
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            assert torch.allclose(found[name], tensor, rtol=1e-5, atol=1e-6), name
+    return watch(monkeypatch)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,7 +38,7 @@ def test_one_call_does_what_the_recipe_does(
     torch.manual_seed(0)
     make, graphs = CASES[case]
     model = make()
-    _compare(model, [graphs[0], *graphs], monkeypatch)
+    compare(model, [graphs[0], *graphs], CPU, monkeypatch)
     assert ways[-2:] == [True, True]
     assert driver.launches and driver.products
 
@@ -99,7 +48,8 @@ def test_wide_steps_run_apart(driver: Driver, ways: list[Any], monkeypatch: pyte
     monkeypatch.setattr(apart, "rates", lambda device: SimpleNamespace(rows=lambda operations: 3))
     torch.manual_seed(0)
     model = weft.nn.NaryTreeLSTM(3, 4)
-    _compare(model, [trees(4, 4, 5, 6), trees(4, 4, 5, 6), trees(7, 2, 2, 2, 3), trees(3, 3, 3, 3, 3, 9)], monkeypatch)
+    graphs = [trees(4, 4, 5, 6), trees(4, 4, 5, 6), trees(7, 2, 2, 2, 3), trees(3, 3, 3, 3, 3, 9)]
+    compare(model, graphs, CPU, monkeypatch)
     assert ways[-2:] == [True, True]
     counts = []
     for leaves in (2, 3):

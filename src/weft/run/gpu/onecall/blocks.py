@@ -133,10 +133,19 @@ class Block:
         return self.recorder.take(self, index)
 
     def __add__(self, other: Any) -> Block:
-        alike = isinstance(other, Block) and self.dtype is other.dtype and self.dim() == other.dim()
-        if not alike or not all(one == two for one, two in zip(self.shape, other.shape, strict=True)):
+        if not self._looks_like(other):
             raise NotLowered("a sum of two shapes")
         return self.recorder.add(self, other)
+
+    def _looks_like(self, other: Any) -> bool:
+        if not isinstance(other, Block) or self.dtype is not other.dtype or self.dim() != other.dim():
+            return False
+        return all(one == two for one, two in zip(self.shape, other.shape, strict=True))
+
+    def copy_(self, other: Block) -> Block:
+        if not self._looks_like(other):
+            raise NotLowered("a copy that changes numbers")
+        return self.recorder.copy(other, self)
 
     def zero_(self) -> Block:
         return self.recorder.fill(self)

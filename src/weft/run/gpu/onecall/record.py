@@ -138,12 +138,16 @@ class Recorder:
         for part in parts:
             if part.dtype is not out.dtype:
                 raise NotLowered("torch.cat of several dtypes")
-            self.say(Copy(part.contiguous(), out.narrow(0, start, part.shape[0])))
+            self.copy(part, out.narrow(0, start, part.shape[0]))
             start = start + part.shape[0]
         return out
 
     def zeros(self, sizes: Sequence[Size], dtype: torch.dtype, device: torch.device) -> Block:
         return self.fill(self.fresh(sizes, (), dtype))
+
+    def copy(self, one: Block, out: Block) -> Block:
+        self.say(Copy(one.contiguous(), out.contiguous()))
+        return out
 
     def fill(self, out: Block) -> Block:
         self.say(Fill(out.contiguous()))
@@ -213,8 +217,8 @@ class _Torch:
         return block.select(dim, at)
 
     @staticmethod
-    def index_select(block: Block, dim: int, index: Block) -> Block:
-        return block.index_select(dim, index)
+    def index_select(block: Block, dim: int, index: Block, out: Block | None = None) -> Block:
+        return block.index_select(dim, index) if out is None else block.recorder.take(block, index, out=out)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)

@@ -1,0 +1,58 @@
+"""On a GPU: recipes as one call of C, beside the same recipes in Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+import weft.nn
+from kernel_parts import results
+from onecall_parts import CASES, compare, trees, watch
+from weft.run.gpu.execution import GpuExecution
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_call_does_what_the_recipe_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    ways = watch(monkeypatch)
+    make, graphs = CASES[case]
+    compare(make().to(CUDA), [graphs[0], *graphs], CUDA, monkeypatch)
+    assert ways[-2:] == [True, True]
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("hidden", [64, 150, 256])
+def test_the_same_bits(hidden: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is given the same products, torch's settings included."""
+    torch.manual_seed(0)
+    ways = watch(monkeypatch)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", precision == "high")
+    model = weft.nn.NaryTreeLSTM(3, hidden).to(CUDA)
+    for sizes in ((5, 9, 30), (5, 9, 30), (40, 2, 7, 7), (2, 3, 90)):
+        graph = trees(*sizes)
+        x = torch.randn(graph.num_vertices, 3, device=CUDA)
+        found = results(model, graph, x, "triton")
+        with monkeypatch.context() as recipes:
+            recipes.setattr(GpuExecution, "_whole", lambda *given: None)
+            expected = results(model, graph, x, "triton")
+        for name, tensor in expected.items():
+            exact = 4 * hidden >= 256 or "bias" not in name  # few columns torch adds up in another order
+            assert torch.equal(found[name], tensor) if exact else torch.allclose(found[name], tensor, rtol=1e-4), name
+    assert ways[-2:] == [True, True]
+
+
+def test_brain_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    ways = watch(monkeypatch)
+    model, graph = weft.nn.NaryTreeLSTM(3, 64).to(CUDA, torch.bfloat16), trees(5, 9, 30)
+    x = torch.randn(graph.num_vertices, 3, device=CUDA, dtype=torch.bfloat16)
+    for _ in range(3):
+        found = results(model, graph, x, "triton")
+    expected = results(model.float(), graph, x.float(), "eager")
+    assert ways[-2:] == [True, True]
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name].float(), tensor, rtol=0.1, atol=0.05 * float(tensor.abs().max())), name
