@@ -106,15 +106,18 @@ def tree_fc_by_hand(model: weft.nn.TreeFC) -> Callable[[FullTrees], None]:
 
 
 class Flat:
-    """Numbers of many trees, one tree after the other; a mini-batch of them reaches the device in one copy."""
+    """A word and a label at every vertex of many trees, one tree after the other."""
 
-    def __init__(self, parts: Sequence[data.Ints]) -> None:
-        ends = np.cumsum([len(part) for part in parts])
-        self.parts = np.split(np.concatenate(parts), ends[:-1])
+    def __init__(self, trees: Sequence[data.BinaryTree]) -> None:
+        self.numbers = np.concatenate([np.stack([np.maximum(tree.words, 0), tree.labels]) for tree in trees], 1)
+        self.lengths = np.array([len(tree.words) for tree in trees])
+        self.starts = np.cumsum(self.lengths) - self.lengths
 
     def chosen(self, trees: data.Ints) -> data.Ints:
-        parts = self.parts
-        return np.concatenate([parts[i] for i in trees.tolist()])
+        """The words and labels of some trees."""
+        lengths = self.lengths[trees]
+        shift = self.starts[trees] - (np.cumsum(lengths) - lengths)
+        return self.numbers.take(np.repeat(shift, lengths) + np.arange(lengths.sum()), 1)
 
 
 def sst_epoch(trees: Sequence[data.BinaryTree], words: int, d: int = 150, batch: int = 256) -> float:
@@ -124,15 +127,13 @@ def sst_epoch(trees: Sequence[data.BinaryTree], words: int, d: int = 150, batch:
     embedding = nn.Embedding(words, 300).to(CUDA)
     model = weft.nn.NaryTreeLSTM(300, d, classes=5).to(CUDA)
     optimiser = torch.optim.Adagrad([*model.parameters(), *embedding.parameters()], lr=0.05)
-    tokens = Flat([np.maximum(tree.words, 0) for tree in trees])
-    labels = Flat([tree.labels for tree in trees])
+    vertices = Flat(trees)
 
     def epoch(seed: int) -> None:
         order = np.random.default_rng(seed).permutation(len(trees))
         for start in range(0, len(order), batch):
             chosen = order[start : start + batch]
-            both = torch.from_numpy(np.stack([tokens.chosen(chosen), labels.chosen(chosen)]))
-            words, y = both.pin_memory().to(CUDA, non_blocking=True)
+            words, y = torch.from_numpy(vertices.chosen(chosen)).pin_memory().to(CUDA, non_blocking=True)
             graph = weft.Graph.batch([graphs[i] for i in chosen.tolist()])
             optimiser.zero_grad()
             F.cross_entropy(model(graph, embedding(words)), y).backward()
