@@ -117,4 +117,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(lowered, "functions", lambda: (back, tuple(known))[1])
     monkeypatch.setattr(lowered, "blas_handle", lambda: 0)
     monkeypatch.setattr("weft.run.gpu.execution.can_lower", lambda device: True)
+    monkeypatch.setattr("weft.run.execution.has_own_memory", lambda device: True)
     return driver

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +14,6 @@ from weft.graph.program import Ints
 from weft.plan.native import device_parts
 from weft.plan.plan import Plan
 from weft.plan.returns import returns
-from weft.run.addresses import Addresses, There
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
 from weft.run.options import DEFAULT
@@ -48,12 +45,6 @@ def tree_plan() -> Plan:
     return call.plan()[0]
 
 
-def integers(there: Any) -> list[int]:
-    """What lies at an address."""
-    assert isinstance(there, There)
-    return list((ctypes.c_int32 * there.count).from_address(there.address))
-
-
 def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
     """Also in a plan that was not made in C, whose arrays are pieces of their own."""
     plan = tree_plan()
@@ -65,8 +56,8 @@ def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
             plan = replace(plan)
         indices = Indices(plan, CPU)
         indices.bring(True, partial(_step_tables, plan))
-        assert indices.there is not None
-        memory = indices.there.memory
+        (there,) = indices.there
+        memory = there.memory
         read = [*plan.rows, *(one.index for one in plan.reads), *_step_tables(plan)]
         read += [one.single for one in returns(plan).values() if one.single is not None]
         for array in (array for array in read if len(array)):
@@ -75,19 +66,11 @@ def test_what_a_plan_is_read_by_comes_from_one_copy() -> None:
             assert found.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
 
 
-def test_addresses_lead_to_the_copy_of_a_plan_or_to_one_of_their_own() -> None:
+def test_a_plan_that_was_used_without_gradients_gets_its_way_back_later() -> None:
     plan = tree_plan()
     indices = Indices.of(plan, CPU)
-    indices.bring(True)
-    assert indices.there is not None
-    copied, addresses = indices.there.memory, Addresses.of(plan, CPU)
-    assert Addresses.of(plan, CPU) is addresses
-    for array in [*plan.rows, *[read.index for read in plan.reads]]:
-        found: Any = addresses.tensor(array)
-        assert integers(found) == array.tolist()
-        assert not len(array) or 0 <= found.address - copied.data_ptr() < copied.nbytes
-    assert integers(addresses.row_of_node()) == plan.row.tolist()
-    fed: Any = [addresses.rows(t) for t in plan.present]
-    assert [None if one is None else integers(one) for one in fed] == [
-        None if (rows := indices.rows(t)) is None else rows.tolist() for t in plan.present
-    ]
+    for training, pieces in ((False, 1), (False, 1), (True, 2), (True, 2), (False, 2)):
+        indices.bring(training, partial(_step_tables, plan))
+        assert len(indices.there) == pieces
+    single = next(one.single for one in returns(plan).values() if one.single is not None)
+    assert indices.tensor(single).untyped_storage().data_ptr() == indices.there[1].memory.untyped_storage().data_ptr()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, is_plain, library
 from weft.plan.plan import Plan, Return
-from weft.plan.shape import KINDS, NativePlan, shape_of
+from weft.plan.shape import BACK_COUNT, BACK_TRAITS, KINDS, OF_BACK, NativePlan, native, shape_of
 
 Longs = npt.NDArray[np.int64]
 POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
@@ -22,7 +22,7 @@ POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
 # Which of the first numbers of a plan tell how far a device reads, and how much room returns need; how the table of returns is
 # made: as in `c/tables.c` and `c/returns.c`.
 DEVICE_END, BACK_ROOM = 6, 19
-BACK_DEVICE_END, BACK_HEADER, OF_BACK, PLACES_OF_BACK = 1, 4, 12, 10
+BACK_DEVICE_END, BACK_HEADER = 1, 4
 
 
 def plan_natively(program: Program, policy: str, max_rows: int | None, started: float) -> Plan | None:
@@ -86,23 +86,32 @@ def _as_array(types: tuple[NodeType, ...]) -> Ints | None:
 
 def device_parts(plan: Plan, training: bool) -> list[Ints]:
     """What a device reads of a plan and its returns, each in one piece; nothing of plans that were not made in C."""
-    if not isinstance(plan, NativePlan) or plan.layout is None:
+    made = native(plan)
+    if made is None:
         return []
-    back = find_returns(plan) if training else None
-    return [plan.buffer[: plan.buffer.item(DEVICE_END)], *([] if back is None else [back[: back.item(BACK_DEVICE_END)]])]
+    back = find_returns(made) if training else None
+    return [made.buffer[: made.buffer.item(DEVICE_END)], *([] if back is None else [back[: back.item(BACK_DEVICE_END)]])]
 
 
 def step_table_natively(plan: Plan, number: int) -> Ints | None:
     """The table of a group's steps that a kernel reads, one line after the other; None for plans that were not made in C."""
-    return plan.view(plan.layout.step_table(number)) if isinstance(plan, NativePlan) and plan.layout is not None else None
+    made = native(plan)
+    return None if made is None or not made.groups[number].cyclic else made.view(made.layout.step_table(number))
+
+
+def largest_step_natively(plan: Plan, number: int) -> int | None:
+    """The rows of a group's largest step; None for plans that were not made in C."""
+    made = native(plan)
+    return None if made is None else made.numbers[made.layout.largest_step(number)]
 
 
 def owners_natively(plan: Plan, number: int) -> Ints | None:
     """The row that each edge of read `number` belongs to; None for plans that were not made in C."""
-    if not isinstance(plan, NativePlan) or plan.layout is None or plan.reads[number].kind != "edges":
+    made = native(plan)
+    if made is None or made.reads[number].kind != "edges":
         return None
-    at = plan.numbers[plan.layout.owners(number)]
-    return plan.buffer[at : at + len(plan.reads[number].index)]
+    at = made.numbers[made.layout.owners(number)]
+    return made.buffer[at : at + len(made.reads[number].index)]
 
 
 def find_returns(plan: NativePlan) -> Ints | None:
@@ -112,16 +121,19 @@ def find_returns(plan: NativePlan) -> Ints | None:
         if not len(back) or not library().weft_returns(address(plan.buffer), address(back)):
             return None
         plan.back = back
+        plan.back_numbers = back[BACK_HEADER : BACK_HEADER + back.item(0) * OF_BACK].tolist()
+        plan.back_traits = tuple(plan.back_numbers[BACK_TRAITS::OF_BACK])
     return plan.back
 
 
 def returns_natively(plan: Plan) -> dict[tuple[int, int, int], Return] | None:
     """The returns of a plan that was made in C; None for any other."""
-    back = find_returns(plan) if isinstance(plan, NativePlan) and plan.layout is not None else None
-    if back is None:
+    made = native(plan)
+    if made is None or (back := find_returns(made)) is None:
         return None
-    table = back[BACK_HEADER : BACK_HEADER + back.item(0) * OF_BACK].tolist()
-    found = [_return(plan, back, *table[at : at + PLACES_OF_BACK]) for at in range(0, len(table), OF_BACK)]
+    table = made.back_numbers
+    entries = [table[at : at + BACK_TRAITS] for at in range(0, len(table), OF_BACK) if table[at + BACK_COUNT]]
+    found = [_return(plan, back, *entry) for entry in entries]
     return {(one.type, one.port, one.group): one for one in found}
 
 

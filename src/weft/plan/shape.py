@@ -13,6 +13,19 @@ from weft.plan.library import address
 from weft.plan.plan import Group, Plan, Read, ValueClass
 
 KINDS = ("slots", "sum", "edges")
+# An entry of the table of returns, as in `c/returns.c`: what is read of it, and how long it is.
+BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_TRAITS, BACK_SLICE, OF_BACK = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    10,
+    11,
+    12,
+)
+ONE_READER = 2
 
 
 class Shape:
@@ -37,6 +50,13 @@ class Shape:
         self.class_of = {output: number for number, mine in enumerate(members) for output in mine}
         self.group_of = {type: number for number, (_, types) in enumerate(self.groups) for type in types}
         self.present = tuple(sorted(self.group_of))
+        ways = [
+            (type, port, group)
+            for type, port, _, _, value_class, _, _ in self.reads
+            for group, (_, types) in enumerate(self.groups)
+            if value_class >= 0 and any(member in types for member, _ in members[value_class])
+        ]
+        self._ways = {way: OF_BACK * at for at, way in enumerate(ways)}
         self._known: tuple[tuple[NodeType, ...], Hashable] | None = None
 
     # Where the arrays of a plan begin in its numbers; where they end is the next number.
@@ -74,6 +94,10 @@ class Shape:
     def first_slice(self, read: int) -> int:
         return self.owners(read) + 1
 
+    def way(self, key: tuple[int, int, int]) -> int:
+        """Where the entry begins, in the table of returns, of what comes back from a type's port to a group."""
+        return self._ways[key]
+
     def known(self, types: tuple[NodeType, ...], find: Callable[[], Hashable]) -> Hashable:
         """What `Plan.shape` tells of all plans that have this shape and these types."""
         known = self._known
@@ -91,14 +115,17 @@ def _interned(shape: Hashable) -> Hashable:
 class NativePlan(Plan):
     """A plan that was made in C. Most calls look at a few of its numbers only: everything else is found when it is needed."""
 
-    layout: Shape | None = None
-    """None in a copy with other parts."""
+    layout: Shape
     buffer: Ints
     numbers: list[int]
     """As `fill_views` in `c/tables.c` has put them together."""
     numbers_address: int
     back: Ints | None = None
     """What `weft_returns` has found."""
+    back_numbers: list[int] = []  # noqa: RUF012  # nobody adds to it
+    """Its table."""
+    back_traits: tuple[int, ...] | None = None
+    """Of each way back: whether anything comes, rows have one reader at most, each has one, what comes first is a slice."""
 
     @staticmethod
     def of(
@@ -126,50 +153,48 @@ class NativePlan(Plan):
         """The array whose beginning is told at a place of the numbers."""
         return self.buffer[self.numbers[at] : self.numbers[at + 1]]
 
-    @property
-    def _layout(self) -> Shape:
-        assert self.layout is not None
-        return self.layout
-
     @cached_property
     def groups(self) -> tuple[Group, ...]:  # type: ignore[override]  # set by nobody
-        at = self._layout.steps
+        at = self.layout.steps
         return tuple(
             [
                 Group(types, cyclic, self.view(at(g, 0)), self.view(at(g, 1)), self.view(at(g, 2)))
-                for g, (cyclic, types) in enumerate(self._layout.groups)
+                for g, (cyclic, types) in enumerate(self.layout.groups)
             ]
         )
 
     @cached_property
     def rows(self) -> tuple[Ints, ...]:  # type: ignore[override]
-        return tuple([self.view(self._layout.rows(t)) for t in range(len(self.program.types))])
+        return tuple([self.view(self.layout.rows(t)) for t in range(len(self.program.types))])
 
     @cached_property
     def classes(self) -> tuple[ValueClass, ...]:  # type: ignore[override]
-        told = zip(self._layout.classes, self.numbers, strict=False)
+        told = zip(self.layout.classes, self.numbers, strict=False)
         return tuple([ValueClass(members, count, has_empty) for (members, has_empty), count in told])
 
     @cached_property
     def class_row(self) -> dict[tuple[int, int], Ints]:  # type: ignore[override]
-        return {output: self.view(self._layout.class_rows(output)) for output in self.class_of}
+        return {output: self.view(self.layout.class_rows(output)) for output in self.class_of}
 
     @cached_property
     def reads(self) -> tuple[Read, ...]:  # type: ignore[override]
-        return tuple([self._read(number, *told) for number, told in enumerate(self._layout.reads)])
+        return tuple([self._read(number, *told) for number, told in enumerate(self.layout.reads)])
 
     def _read(
         self, number: int, type: int, port: int, kind: int, width: int, value_class: int, recurrent: int, has_offsets: int
     ) -> Read:
-        index, offsets, bounds, slices = [self.view(self._layout.read(number, column)) for column in range(4)]
+        index, offsets, bounds, slices = [self.view(self.layout.read(number, column)) for column in range(4)]
         many = offsets if has_offsets else None
         return Read(type, port, KINDS[kind], width, value_class, bool(recurrent), index, many, bounds, slices)
 
     @cached_property
     def shape(self) -> Hashable:
-        if self.layout is None:
-            return super().shape
         return self.layout.known(self.program.types, lambda: super(NativePlan, self).shape)
+
+
+def native(plan: Plan) -> NativePlan | None:
+    """The plan, if C has made it. A copy with other parts is a plan like any other."""
+    return plan if isinstance(plan, NativePlan) and "layout" in plan.__dict__ else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ from weft.run.kind import given_tensors, kind_of
 from weft.run.results import Results
 from weft.run.spare import LEAST, empty
 from weft.run.typerun import Arenas, TypeRun
-from weft.run.upload import as_tensor
+from weft.run.upload import as_tensor, has_own_memory
 
 
 class Execution:
@@ -38,7 +38,7 @@ class Execution:
         self.memory: list[Tensor] = []
         self.borrowed: set[int] = set()
         self.records: dict[Any, Any] = {"training": self.training}
-        if call.device.type == "cuda":
+        if has_own_memory(call.device):
             self.indices.bring(self.training, self._step_tables)
 
     def _step_tables(self) -> list[Ints]:

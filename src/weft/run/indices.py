@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from typing import TypeVar, cast
 from weakref import proxy, ref
@@ -15,7 +15,9 @@ from weft.graph.program import Ints
 from weft.plan.native import device_parts, owners_natively
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
+from weft.plan.shape import native
 from weft.run.columns import Cut, Cuts, Numbers
+from weft.run.told import Told, texts_of
 from weft.run.upload import Uploaded, as_tensor
 
 T = TypeVar("T")
@@ -126,8 +128,9 @@ class Indices:
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self._plan, self.device = ref(plan), device
         self._kept: dict[object, object] = {}
-        self.there: Uploaded | None = None
+        self.there: list[Uploaded] = []
         """What `bring` has copied to the device."""
+        self._places: list[int] = []
 
     @property
     def plan(self) -> Plan:
@@ -148,8 +151,37 @@ class Indices:
 
         `more` gives arrays that are needed, too, where a plan does not hold all of them in one piece.
         """
-        if self.there is None:
-            self.there = Uploaded(device_parts(self.plan, training) or [*more(), *self._arrays(training)], self.device)
+        parts = device_parts(self.plan, training)
+        if not parts and not self.there:
+            self.there = [Uploaded([*more(), *self._arrays(training)], self.device)]
+        if len(parts) > len(self._places):
+            self.there.append(Uploaded(parts[len(self._places) :], self.device))
+            self._places += self.there[-1].places
+
+    @property
+    def told(self) -> tuple[list[int], list[int], int, int]:
+        """What texts read: the numbers of a plan and of its returns, and the addresses of both on the device."""
+        plan = native(self.plan)
+        assert plan is not None
+        return plan.numbers, plan.back_numbers, self._places[0], self._places[1] if len(self._places) > 1 else 0
+
+    def texts(self, keys: Iterable[Hashable]) -> dict[Hashable, Told]:
+        """Facts that `told` is enough for, by their keys; plans of one recipe have the same."""
+        plan = native(self.plan)
+        if plan is None or not self._places:
+            return {}
+        fed = plan.program.feed is not None
+        mine = [key for key in keys if not (fed and isinstance(key, tuple) and key[0] == "fed rows")]
+        return texts_of(mine, plan.layout, plan.back_traits or ())
+
+    @property
+    def traits(self) -> Hashable | None:
+        """What decides everything about a plan that its numbers of rows do not: plans of equal traits answer alike.
+
+        None where that is not known.
+        """
+        plan = native(self.plan)
+        return None if plan is None else (plan.layout, plan.back_traits, plan.program.feed is None)
 
     def _arrays(self, training: bool) -> list[Ints]:
         plan = self.plan
@@ -162,8 +194,11 @@ class Indices:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array of the plan on the device."""
-        found = None if self.there is None else self.there.tensor(array)
-        return as_tensor(array, self.device) if found is None else found
+        for there in self.there:
+            found = there.tensor(array)
+            if found is not None:
+                return found
+        return as_tensor(array, self.device)
 
     def rows(self, type: int) -> Tensor | None:
         """Feed rows of a type's rows; None where they are simply the first ones: 0, 1, 2, ..."""

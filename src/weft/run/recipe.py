@@ -10,7 +10,7 @@ otherwise gets another recipe.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,10 @@ MOST_RECIPES = 8
 """For one kind of call: plans may answer a recipe's questions in different ways, but rarely in many."""
 
 
+MOST_TRAITS = 64
+"""Of so many plans a recipe remembers whether it suits them."""
+
+
 class NoRecipe(Exception):
     """This call goes the general way; the text says why."""
 
@@ -38,6 +42,8 @@ class Recipe:
 
     run: Callable[..., Any]
     asked: dict[Hashable, tuple[Fact, Any]]
+    by_rows: frozenset[Hashable]
+    """Questions whose answer depends on numbers of rows, too. To others plans of equal traits give equal answers."""
     makers: dict[Hashable, Fact | int]
     """By what they tell: functions of a plan's indices, or which of the facts of the recipe that ran before it is."""
     source: str
@@ -46,9 +52,28 @@ class Recipe:
     whole: dict[Any, Any] = field(default_factory=dict)
     """By device: the recipe as one call of C, or why it cannot be."""
 
+    _suited: dict[Hashable, bool] = field(default_factory=dict)
+
     def suits(self, indices: Indices) -> bool:
         """Whether a plan is of the kind that this was written for."""
-        return all(question(indices) == answer for question, answer in self.asked.values())
+        traits = indices.traits
+        if traits is None:
+            return self._answers(indices, self.asked)
+        suits = self._suited.get(traits)
+        if suits is None:
+            suits = self._answers(indices, self.asked.keys() - self.by_rows)
+            if len(self._suited) >= MOST_TRAITS:
+                self._suited.clear()
+            self._suited[traits] = suits
+        return suits and self._answers(indices, self.by_rows)
+
+    def _answers(self, indices: Indices, keys: Iterable[Hashable]) -> bool:
+        """Whether a plan gives the answers that this was written for."""
+        for key in keys:
+            question, answer = self.asked[key]
+            if question(indices) != answer:
+                return False
+        return True
 
     def facts(self, indices: Indices, before: Sequence[Any] = ()) -> tuple[Any, ...]:
         """What the recipe needs to know of a plan; `before`: the facts of the recipe that ran before."""
@@ -66,13 +91,20 @@ class Writer:
     space: dict[str, Any] = field(default_factory=dict)
     _facts: dict[Hashable, tuple[str, Fact]] = field(default_factory=dict)
     _asked: dict[Hashable, tuple[Fact, Any]] = field(default_factory=dict)
+    _by_rows: set[Hashable] = field(default_factory=set)
     _count: int = 0
 
-    def ask(self, key: Hashable, question: Callable[[Indices], T]) -> T:
-        """What is so in this plan, and must be so in every plan that the recipe runs."""
+    def ask(self, key: Hashable, question: Callable[[Indices], T], by_rows: bool = False) -> T:
+        """What is so in this plan, and must be so in every plan that the recipe runs.
+
+        Whether it is so may depend on what plans have in common that are of one shape, and on their traits (`Indices.traits`);
+        with `by_rows` also on how many rows there are.
+        """
         known = self._asked if self.before is None or key not in self.before.asked else self.before.asked
         if key not in known:
             known[key] = question, question(self.indices)
+            if by_rows:
+                self._by_rows.add(key)
         answer: T = known[key][1]
         return answer
 
@@ -120,7 +152,7 @@ class Writer:
         exec(compile(text, "weft_recipe.py", "exec"), space)
         earlier = {} if self.before is None else {key: at for at, key in enumerate(self.before.makers)}
         makers = {key: earlier.get(key, make) for key, (_, make) in facts.items()}
-        return Recipe(space["recipe"], self._asked, makers, text, about)
+        return Recipe(space["recipe"], self._asked, frozenset(self._by_rows), makers, text, about)
 
 
 _NAME = re.compile(r"\bx\d+\b")

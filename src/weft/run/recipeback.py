@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -187,6 +188,7 @@ class BackText:
             return Taken(w.let(f"{room.rows}.narrow(0, {first}, {many})"))
         if w.ask(("all read", key), lambda indices: _all_read(back_of(indices, key))):
             return Taken(room.rows, self.single(way))
+        w.ask(("one reader", key), partial(one_reader, key))  # decides where index and bounds come from
         index = w.fact(("back index", key), lambda indices: back_of(indices, key).index)
         bounds = w.fact(("back bounds", key), lambda indices: back_of(indices, key).bounds)
         return Taken(w.let(f"{w.bind(bag_sum)}({room.rows}, {index}, {bounds})"))
@@ -264,17 +266,17 @@ class BackText:
         return [found.get(at, "None") for at in range(len(execution.needs))]
 
     def _to_fed_rows(self, text: TypeText, name: Any, grad: str, tensor: str) -> str:
-        t, w = text.type, self.writer
+        w = self.writer
         if name[0] != "feed":
             raise NoRecipe("gradients of edges")
-        if w.ask(("in order", t), lambda indices: indices.rows(t) is None):
+        if text.in_order():
             w.say(f"if {grad}.shape[0] != {tensor}.shape[0]:")
             w.say(
                 f"    {grad} = torch.cat([{grad}, {grad}.new_zeros(({tensor}.shape[0] - {grad}.shape[0], *{grad}.shape[1:]))])"
             )
             return grad
         out = w.let(f"torch.zeros_like({tensor}, memory_format=torch.contiguous_format)")
-        if w.ask("feed", lambda indices: indices.plan.program.feed is not None):  # some rows may be fed twice
+        if text.is_fed():  # some rows may be fed twice
             w.say(f"{out}.index_add_(0, {text.fed_rows()}, {grad})")
         else:
             w.say(f"{w.bind(self.put)}({out}, {text.fed_rows()}, {grad})")
@@ -290,6 +292,11 @@ def back_of(indices: Indices, key: tuple[int, int, int]) -> BackIndex:
     found = indices.back(*key)
     assert found is not None
     return found
+
+
+def one_reader(key: tuple[int, int, int], indices: Indices) -> bool:
+    """Whether each row that comes back has one reader at most."""
+    return back_of(indices, key).single is not None
 
 
 def _all_read(back: BackIndex) -> bool:

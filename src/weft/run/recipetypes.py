@@ -124,18 +124,27 @@ class TypeText:
         return self.writer.let(f"({self.index(port)}.view(-1, {read.width})[:, {column}] < {rows}).contiguous()")
 
     def _fed(self, name: Any) -> str:
-        tensor, type = f"tensors[{self.inputs[self.type, name]}]", self.type
-        if self.writer.ask(("in order", type), lambda indices: indices.rows(type) is None):
+        tensor = f"tensors[{self.inputs[self.type, name]}]"
+        if self.in_order():
             return self.writer.let(f"{tensor} if {tensor}.shape[0] == {self.n} else {tensor}[:{self.n}]")
         return self.writer.let(f"{tensor}.index_select(0, {self.fed_rows()})")
 
     def feed_into(self, name: Any, place: str) -> None:
         """Write what is fed to the rows into memory that is there."""
-        tensor, type = f"tensors[{self.inputs[self.type, name]}]", self.type
-        if self.writer.ask(("in order", type), lambda indices: indices.rows(type) is None):
+        tensor = f"tensors[{self.inputs[self.type, name]}]"
+        if self.in_order():
             self.writer.say(f"{place}.copy_({tensor}[:{self.n}])")
         else:
             self.writer.say(f"torch.index_select({tensor}, 0, {self.fed_rows()}, out={place})")
+
+    def in_order(self) -> bool:
+        """Whether the type's rows are fed the first rows in order."""
+        type = self.type
+        return self.writer.ask(("in order", type), lambda indices: indices.rows(type) is None, by_rows=self.is_fed())
+
+    def is_fed(self) -> bool:
+        """Whether the program says which row each node is fed: else it is the node's number."""
+        return self.writer.ask("feed", lambda indices: indices.plan.program.feed is not None)
 
     def fed_rows(self) -> str:
         type = self.type

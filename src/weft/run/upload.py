@@ -21,6 +21,11 @@ def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
+def has_own_memory(device: torch.device) -> bool:
+    """Whether what a device reads must be copied to it."""
+    return device.type == "cuda"
+
+
 class Uploaded:
     """Integers on a device, in one piece of memory: blocks of arrays, in which the arrays are found by their addresses."""
 
@@ -35,6 +40,8 @@ class Uploaded:
             self.spans.append((address(block), address(block) + 4 * block.size, start))
             start += size
         self.memory = pinned.to(device, non_blocking=True)
+        self.places = [self.memory.data_ptr() + 4 * start for _, _, start in self.spans]
+        """Where each block begins, on the device."""
 
     def tensor(self, array: Ints) -> Tensor | None:
         """An array that lies in one of the blocks."""

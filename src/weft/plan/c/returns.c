@@ -1,11 +1,12 @@
 /* The way back: returns.py. For every read, which gradient rows belong to which class rows, from a filled plan. */
 
-/* The first numbers of an array of returns; the entries of its table, which follows. As in a plan, first come arrays that a device
+/* The first numbers of an array of returns; the entries of its table, which follows, one for each read and each group that writes its
+   class: so that plans of one shape have the same entries. As in a plan, first come arrays that a device
    reads. Those of the host are at the end, the first one last. */
 enum { RETURNS, BACK_DEVICE_END, BACK_HEADER = 4 };
 enum { BACK_READ, BACK_GROUP, BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_CUTS, BACK_PIECES,
        BACK_TRAITS, BACK_SLICE, OF_BACK };
-enum { ONE_READER = 1, ALL_READ = 2, FIRST_IS_SLICE = 4 }; /* traits: each row has one reader at most, each has one, what comes first is a slice */
+enum { COMES_BACK = 1, ONE_READER = 2, ALL_READ = 4, FIRST_IS_SLICE = 8 }; /* traits; readers: of each row, one at most, or exactly one */
 
 typedef struct {
     const i32 *plan, *entry, *index, *offsets, *class;
@@ -131,13 +132,14 @@ static long fill_return(const Read *r, const i32 *span, const i32 *single, const
 }
 
 /* What comes back from one read to the class rows that one group wrote: single rows, or an index and where each class row's part of it
-   starts. A device reads both. Returns 0 where nothing comes back at all. */
-static int add_return(const Read *r, long number, const i32 *span, const i32 *single, const i32 *index, const i32 *starts, Room *room,
+   starts. A device reads both. An entry of the table that counts no rows says that nothing comes back at all. */
+static void add_return(const Read *r, long number, const i32 *span, const i32 *single, const i32 *index, const i32 *starts, Room *room,
                       i32 *entry) {
     i32 first = span[SPAN_FIRST], last = span[SPAN_LAST], *cuts;
     i32 count = single ? count_single(r, single, first, last) : starts[last] - starts[first];
-    if (!count) return 0;
     i32 made[OF_BACK] = {number, span[SPAN_GROUP], first, last, -1, count, -1, -1};
+    memcpy(entry, made, sizeof(made));
+    if (!count) return;
     if (single) {
         made[BACK_SINGLE] = (i32 *)memcpy(reserve(room, last - first, 1), single + first, (last - first) * sizeof(i32)) - room->back;
     } else {
@@ -148,10 +150,9 @@ static int add_return(const Read *r, long number, const i32 *span, const i32 *si
     }
     made[BACK_PIECES] = fill_return(r, span, single, starts, room, &cuts);
     made[BACK_CUTS] = cuts - room->back, made[BACK_SLICE] = cuts[made[BACK_PIECES] + 1];
-    if (single) made[BACK_TRAITS] = ONE_READER | (count == last - first ? ALL_READ : 0);
-    if (made[BACK_SLICE] >= 0) made[BACK_TRAITS] |= FIRST_IS_SLICE;
+    made[BACK_TRAITS] = COMES_BACK | (single ? ONE_READER : 0) | (made[BACK_SLICE] >= 0 ? FIRST_IS_SLICE : 0);
+    if (single && count == last - first) made[BACK_TRAITS] |= ALL_READ;
     memcpy(entry, made, sizeof(made));
-    return 1;
 }
 
 /* All returns of a plan; `back` has room for them. Returns 0 if there is no memory. */
@@ -172,7 +173,7 @@ int weft_returns(const i32 *plan, i32 *back) {
         if (!single) sort_rows(&r, index, starts);
         for (i32 at = r.class[SPANS_FROM]; at < r.class[SPANS_TO]; at++) {
             const i32 *span = plan + plan[AT_SPANS] + at * OF_SPAN;
-            made += add_return(&r, number, span, single, index, starts, &left, back + BACK_HEADER + made * OF_BACK);
+            add_return(&r, number, span, single, index, starts, &left, back + BACK_HEADER + made++ * OF_BACK);
         }
     }
     back[RETURNS] = made, back[BACK_DEVICE_END] = left.front - back;

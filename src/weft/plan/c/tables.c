@@ -191,19 +191,21 @@ static int counts_up(const i32 *numbers, long count) {
     return 1;
 }
 
-/* Whether all pieces of a read are slices, and together one. */
-static int is_one_slice(const i32 *plan, const i32 *read) {
+/* Whether all pieces of a read are slices: 1; and together one: 3. */
+static i32 slices_of(const i32 *plan, const i32 *read) {
     const i32 *bounds = plan + read[READ_BOUNDS], *slices = bounds + read[READ_PIECES] + 1;
     const i32 *offsets = read[READ_KIND] == SLOTS ? NULL : plan + read[READ_OFFSETS];
+    i32 found = read[READ_PIECES] > 0 ? 3 : 1;
     for (long piece = 0; piece < read[READ_PIECES]; piece++) {
         long before = offsets ? offsets[bounds[piece]] : (long)bounds[piece] * read[READ_WIDTH];
-        if (slices[piece] < 0 || slices[piece] != slices[0] + before) return 0;
+        if (slices[piece] < 0) return 0;
+        if (slices[piece] != slices[0] + before) found = 1;
     }
-    return read[READ_PIECES] > 0;
+    return found;
 }
 
 /* What plans may have in common: groups, their types, who is in which class, what reads what; then whether the class rows of each
-   output are one range, the nodes of each type all from the first on, each read one slice. Returns what follows. */
+   output are one range, the nodes of each type all from the first on, the pieces of each read slices. Returns what follows. */
 static i32 *fill_shape(const Work *w, const i32 *plan, i32 *next) {
     const i32 *output = plan + plan[AT_OUTPUTS], *read = plan + plan[AT_READS];
     *next++ = w->groups, *next++ = plan[CLASSES], *next++ = w->num_outputs, *next++ = w->reads, *next++ = w->types;
@@ -226,7 +228,7 @@ static i32 *fill_shape(const Work *w, const i32 *plan, i32 *next) {
         *next++ = plan[output[OUT_ROWS] + last] - plan[output[OUT_ROWS]] == last; /* class rows follow the order of rows */
     }
     for (long t = 0; t < w->types; t++) *next++ = counts_up(plan + plan[plan[AT_ROWS] + t], w->count[t]);
-    for (long at = 0; at < w->reads; at++, read += OF_READ) *next++ = is_one_slice(plan, read);
+    for (long at = 0; at < w->reads; at++, read += OF_READ) *next++ = slices_of(plan, read);
     return next;
 }
 

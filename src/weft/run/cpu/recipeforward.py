@@ -51,7 +51,9 @@ class NativeForwardText(ForwardText):
         members = [text for t, text in self.types.items() if t in group.types and "during" in text.code.codes]
         for text in members:
             walk, type = text.code.codes["during"].walk, text.type
-            if walk is None or not self.writer.ask(("alone in steps", type), partial(_alone_in_steps, walk, type)):
+            if walk is None or not self.writer.ask(
+                ("alone in steps", type), partial(_alone_in_steps, walk, type), by_rows=True
+            ):
                 raise NoRecipe("steps that run one by one")
         calls = [text.sweep(text.code.codes["during"]) for text in members if isinstance(text, ForwardTypeText)]
         if len(members) == 1 and isinstance(members[0], ForwardTypeText):

@@ -54,7 +54,7 @@ class NativeTypeText(TypeText):
             plan = indices.plan
             return walk.alone(max(len(plan.rows[type]), 0 if many is None else len(plan.reads[many].index)))
 
-        return self.writer.ask(("alone", type, walk.numbers), question)
+        return self.writer.ask(("alone", type, walk.numbers), question, by_rows=True)
 
 
 class ForwardTypeText(NativeTypeText):
@@ -144,7 +144,7 @@ class ForwardTypeText(NativeTypeText):
         if value.rows is None:
             type = self.type
             copies = value.target is torch.ops.aten.t.default and self.writer.ask(
-                ("narrow", type), lambda indices: indices.step_cuts(type).narrow >= MANY_STEPS
+                ("narrow", type), lambda indices: indices.step_cuts(type).narrow >= MANY_STEPS, by_rows=True
             )
             return self._given(value, walk, copies)
         name, tensor = self._dense(value), self.run.whole(value)

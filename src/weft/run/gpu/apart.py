@@ -13,8 +13,8 @@ from weft.graph.tape import Value
 from weft.run.emit import Code
 from weft.run.gpu.cost import rates
 from weft.run.gpu.rowcopy import step_rows
-from weft.run.gpu.sweep import comes_apart
-from weft.run.gpu.table import step_sizes
+from weft.run.gpu.sweep import comes_apart, few_rows
+from weft.run.gpu.table import largest_step
 from weft.run.recipe import Writer
 from weft.run.recipetypes import TypeText
 from weft.run.split import Piece
@@ -39,8 +39,14 @@ def rows_apart(writer: Writer, text: TypeText, number: int, piece: Piece) -> int
     if not _fits(writer, text, piece):
         return None
     least = rates(writer.indices.device).rows(operations(piece))
-    some = writer.ask(("apart", number, least), lambda indices: max(step_sizes(indices.plan, number)) >= least)
+    some = writer.ask(("apart", number, least), lambda indices: largest_step(indices.plan, number) >= least, by_rows=True)
     return least if some else None
+
+
+def asked_few_rows(writer: Writer, text: TypeText) -> bool:
+    """Whether kernels suit a type; where its steps can run apart, this is the same for all plans."""
+    apart = comes_apart(writer.indices.plan, text.type)
+    return writer.ask(("few rows", text.type), lambda indices: few_rows(text.code, indices.plan, text.type), by_rows=not apart)
 
 
 def _fits(writer: Writer, text: TypeText, piece: Piece) -> bool:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
-from weft.run.addresses import Addresses
 from weft.run.backward import Backward
 from weft.run.execution import Execution
 from weft.run.gpu.launch import allocator, current_stream
@@ -31,8 +30,6 @@ class GpuExecution(Execution):
     """By which this call ran."""
     written: Recipe | None = None
     """Which this call wrote."""
-    given: tuple[Any, ...] = ()
-    """What the recipe knew of the plan, where it ran as one call."""
     kept: tuple[Tensor, ...] = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -91,12 +88,10 @@ class GpuExecution(Execution):
             rows = frozenset(range(self.kind.first_feed, len(tensors)))
             before = None if saved is None else self.recipe
             given = Given(tensors, rows, saved, [None if grad is None else grad.contiguous() for grad in grads])
-            fast = lowered(recipe, before, self._facts(recipe), given, device)
+            fast = lowered(recipe, before, self.indices, self._facts(recipe), given)
         if not isinstance(fast, Lowered):
             return None
-        facts = fast.facts(Addresses.of(self.plan, device), self.given)
-        if saved is None:
-            self.given = facts
+        facts = fast.facts(self.indices)
         return fast.run(facts, tensors, saved, grads, current_stream(device), allocator(device))
 
     def _forward_by(self, recipe: Recipe, tensors: Sequence[Tensor]) -> Any:
@@ -134,6 +129,4 @@ class GpuExecution(Execution):
         return self._known("backward", id(recipe), bool(self.must), tuple([grad is None for grad in grads]))
 
     def _suiting(self, known: Sequence[Recipe | None]) -> Recipe | None:
-        device = self.call.device
-        where = Addresses.of(self.plan, device) if device.type == "cuda" else self.indices
-        return next((one for one in known if one is not None and one.suits(where)), None)
+        return next((one for one in known if one is not None and one.suits(self.indices)), None)

@@ -9,16 +9,14 @@ from weft.graph.ports import port_of
 from weft.graph.segments import count_to
 from weft.graph.tape import Value
 from weft.plan.plan import Group
-from weft.run.gpu.apart import rows_apart, step_call
+from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
 from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.bind import Source
 from weft.run.gpu.launch import fresh_text
 from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.rowcopy import put_rows, take_rows
-from weft.run.gpu.sweep import few_rows
-from weft.run.indices import Indices
 from weft.run.recipe import NoRecipe
-from weft.run.recipeback import BackText, Room, Taken, Way, back_of
+from weft.run.recipeback import BackText, Room, Taken, Way, back_of, one_reader
 from weft.run.recipetypes import TypeText
 
 GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
@@ -34,7 +32,7 @@ class GpuBackText(BackText):
     def sweep(self, number: int, group: Group) -> None:
         types = [t for t in group.types if "back" in self.backward.cut[t][1]]
         first = self.types[types[0]]
-        fits = self.writer.ask(("few rows", first.type), lambda indices: few_rows(first.code, indices.plan, first.type))
+        fits = asked_few_rows(self.writer, first)
         if not fits or number not in self.backward.swept:
             raise NoRecipe("steps that run one by one")
         walk, sweep = self.backward.swept[number]
@@ -65,7 +63,7 @@ class GpuBackText(BackText):
         """How wide steps run: what comes back is collected, then the piece runs."""
         cut, codes = self.backward.cut[text.type]
         ways = [way for _, each in parts.values() for way in each]
-        if not all(self.writer.ask(("one reader", way.key), partial(_one_reader, way.key)) for way in ways):
+        if not all(self.writer.ask(("one reader", way.key), partial(one_reader, way.key)) for way in ways):
             return None
         least = rows_apart(self.writer, text, number, cut.pieces["back"])
         if least is None:
@@ -102,7 +100,7 @@ class GpuBackText(BackText):
     def _inside(self, number: int, group: Group, text: TypeText, name: Any) -> list[Way]:
         ways = [way for reader, way in self.readers(number, text, name) if reader in group.types]
         for way in ways:
-            self.writer.ask(("one reader", way.key), partial(_one_reader, way.key))
+            self.writer.ask(("one reader", way.key), partial(one_reader, way.key))
         return ways
 
     def _gradient(self, text: TypeText, gradient: tuple[Taken | None, list[Way]], source: Source) -> str:
@@ -157,7 +155,3 @@ class GpuBackText(BackText):
         if over is None or not over.readers <= codes["back"].fused:
             return None
         return self.writer.let(f"{fresh_text(text.sizes(value), value.dtype)} if keep else {text.store[over.kept]}")
-
-
-def _one_reader(key: tuple[int, int, int], indices: Indices) -> bool:
-    return back_of(indices, key).single is not None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from weft.plan.plan import Group
-from weft.run.gpu.apart import rows_apart, step_call
+from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
 from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
 from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.rowcopy import put_rows
-from weft.run.gpu.sweep import few_rows
 from weft.run.recipe import NoRecipe
 from weft.run.recipeforward import ForwardText
 from weft.run.recipetypes import TypeText
@@ -24,7 +23,7 @@ class GpuForwardText(ForwardText):
 
     def sweep(self, number: int, group: Group) -> None:
         first = self.types[group.types[0]]
-        fits = self.writer.ask(("few rows", first.type), lambda indices: few_rows(first.code, indices.plan, first.type))
+        fits = asked_few_rows(self.writer, first)
         found = prepared(number, group, self.execution.runs) if fits else None
         if found is None:
             raise NoRecipe("steps that run one by one")

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from weft.graph.program import Ints
-from weft.plan.native import step_table_natively
+from weft.plan.native import largest_step_natively, step_table_natively
 from weft.plan.plan import Plan
 
 FIXED = 5
@@ -104,3 +104,9 @@ def step_sizes(plan: Plan, number: int) -> list[int]:
         group = plan.groups[number]
         plan._derived[key] = (group.step_hi - group.step_lo).tolist()
     return cast(list[int], plan._derived[key])
+
+
+def largest_step(plan: Plan, number: int) -> int:
+    """The rows of a group's largest step."""
+    found = largest_step_natively(plan, number)
+    return max(step_sizes(plan, number), default=0) if found is None else found

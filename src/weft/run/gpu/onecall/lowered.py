@@ -61,12 +61,12 @@ def _maker(key: Hashable, make: Fact) -> Fact:
     return make
 
 
-def _makers(recipe: Recipe, before: Recipe | None) -> list[tuple[Fact, int | None]]:
-    """Of all facts; and which of the facts of the recipe that ran before it is, where that knew it."""
-    earlier = [] if before is None else [make for make, _ in _makers(before, None)]
-    found: list[tuple[Fact, int | None]] = []
-    for key, make in recipe.makers.items():
-        found.append((_maker(key, make), None) if callable(make) else (earlier[make], make))
+def _makers(recipe: Recipe, before: Recipe | None) -> dict[str, tuple[Hashable, Fact]]:
+    """Of all facts: their keys and what makes them, by name. Some are known to the recipe that ran before."""
+    earlier = [] if before is None else list(_makers(before, None).values())
+    found = {}
+    for at, (key, make) in enumerate(recipe.makers.items()):
+        found[f"f{at}"] = key, _maker(key, make) if callable(make) else earlier[make][1]
     return found
 
 
@@ -75,11 +75,12 @@ def can_lower(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def lowered(recipe: Recipe, before: Recipe | None, facts: Sequence[Any], given: Given, device: torch.device) -> Lowered | None:
+def lowered(recipe: Recipe, before: Recipe | None, indices: Indices, facts: Sequence[Any], given: Given) -> Lowered | None:
     """The recipe as one call, made when it is first used on a device; None where it is not to be: `recipe.whole` says why."""
+    device = indices.device
     if device not in recipe.whole:
         try:
-            recipe.whole[device] = Lowered(note(recipe, facts, given, device), _makers(recipe, before), device)
+            recipe.whole[device] = Lowered(note(recipe, facts, given, device), _makers(recipe, before), indices)
         except NotLowered as why:
             recipe.whole[device] = str(why)
     found = recipe.whole[device]
@@ -89,9 +90,9 @@ def lowered(recipe: Recipe, before: Recipe | None, facts: Sequence[Any], given: 
 class Lowered:
     """A recipe as one call. `run(facts, tensors, saved, grads, stream, fresh)` gives None where the recipe must do it."""
 
-    def __init__(self, noted: Noted, makers: list[tuple[Fact, int | None]], device: torch.device) -> None:
+    def __init__(self, noted: Noted, makers: dict[str, tuple[Hashable, Fact]], indices: Indices) -> None:
         writer = Writer(noted.operations, set(noted.brought), noted.recorder.inside)
-        self.text, self.device, self.makers = writer.write(), device, makers
+        self.text, self.device = writer.write(), indices.device
         path, known = compiler(), functions()
         if path is None or known is None:
             raise NotLowered("no compiler")
@@ -106,14 +107,15 @@ class Lowered:
         for number, (kernel, *_) in enumerate(self.text.kernels):
             if isinstance(kernel, Kernel):
                 self._compile(number)
-        self.source = wrapper_text(noted, self.text.variables)
+        texts = indices.texts([key for key, _ in makers.values()])
+        self.told = {name: texts[key] for name, (key, _) in makers.items() if key in texts}
+        self.rest = [make for name, (_, make) in makers.items() if name not in self.told]
+        self.source = wrapper_text(noted, self.text.variables, self.told)
         self.run = self._loaded()
 
-    def facts(self, indices: Indices, before: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """What the call needs to know of a plan; `before`: what the one before it knew, if there was one."""
-        if not before:
-            return tuple([make(indices) for make, _ in self.makers])
-        return tuple([make(indices) if at is None else before[at] for make, at in self.makers])
+    def facts(self, indices: Indices) -> tuple[Any, ...]:
+        """What the call needs to know of a plan."""
+        return (*(indices.told if self.told else ()), *[make(indices) for make in self.rest])
 
     def _compile(self, number: int) -> None:
         """Put a kernel into the table of functions."""

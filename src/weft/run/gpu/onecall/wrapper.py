@@ -10,18 +10,19 @@ from weft.run.gpu.onecall.blocks import Block, Storage, same, strides_of
 from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import Size
 from weft.run.gpu.onecall.record import PerStep, Steps, Stretches
+from weft.run.told import Told
 
 LISTS = {"t": "tensors", "s": "saved", "g": "grads"}
 """Names of given tensors start so."""
 
 
-def wrapper_text(noted: Noted, variables: list[str]) -> str:
-    """The source of `run`."""
+def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) -> str:
+    """The source of `run`. `texts`: facts that are told by the plan's numbers, by name; the others are given."""
     kinds = noted.facts
     guards = noted.recorder.example.guards
     results = f"return {_rendered(noted.results, noted.brought)}"
     memory = [f"{storage.name} = {_fresh(sizes, storage)}" for storage, sizes in noted.brought.items()]
-    values = ", ".join(_value(name, kinds) for name in variables)
+    values = ", ".join(_value(name, kinds, texts) for name in variables)
     later = [
         f"given = numbers(stream, blas(), 0, counter(device, stream).data_ptr(), table, {values})",
         "bytes = room(given)",
@@ -33,23 +34,27 @@ def wrapper_text(noted: Noted, variables: list[str]) -> str:
     ]
     checks = [f"if not ({' and '.join(f'({guard})' for guard in guards)}): return None"] if guards else []
     body = [*checks, *memory, *later]
-    names = sorted(set(re.findall(r"\b[tsg]\d+(?:_rows)?\b|\bf\d+_rows\b", "\n".join(body))))
-    opening = [f"({', '.join(f'f{at}' for at in range(len(kinds)))},) = facts"] * bool(kinds)
-    opening += [f"{name} = {_given(name)}" for name in sorted(names, key=lambda name: name.endswith("_rows"))]
+    names = sorted(set(re.findall(r"\b[tsgf]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
+    given = [name for name in kinds if name not in texts]
+    heads = ["n", "b", "base", "back"] * bool(texts) + given
+    opening = [f"({', '.join(heads)},) = facts"] * bool(heads)
+    opening += [f"{name} = {_given(name, texts)}" for name in names if name not in given]
     lines = "".join(f"    {line}\n" for line in [*opening, *body])
     return f"def run(facts, tensors, saved, grads, stream, fresh):\n{lines}"
 
 
-def _given(name: str) -> str:
-    """A given tensor, or how many rows it has."""
+def _given(name: str, texts: Mapping[str, Told]) -> str:
+    """A given tensor, or how many rows it has; or what the plan's numbers tell."""
+    base = name.removesuffix("_rows")
+    if base in texts:
+        return texts[base].rows or "" if name.endswith("_rows") else texts[base].text
     if name.endswith("_rows"):
-        base = name.removesuffix("_rows")
-        return f"{base}.count" if base.startswith("f") else f"{LISTS[base[0]]}[{base[1:]}].shape[0]"
+        return f"{base}.numel()" if base.startswith("f") else f"{LISTS[base[0]]}[{base[1:]}].shape[0]"
     found = f"{LISTS[name[0]]}[{name[1:]}]"
     return f"{found}.contiguous()" if name.startswith("g") else found
 
 
-def _value(name: str, kinds: dict[str, type]) -> str:
+def _value(name: str, kinds: dict[str, type], texts: Mapping[str, Told]) -> str:
     """What C is given for a variable."""
     base = re.sub(r"_(rows|n|hi)$", "", name)
     kind = kinds.get(base)
@@ -57,9 +62,9 @@ def _value(name: str, kinds: dict[str, type]) -> str:
         return f"len({base}) // 3" if name.endswith("_n") else f"{base}.buffer_info()[0]"
     if kind is Steps:
         return f"{base}[{int(name.endswith('_hi'))}]"
-    if kind is PerStep or name.endswith("_rows") or kind is int:
+    if kind is PerStep or name.endswith("_rows") or kind is int or name in texts:
         return name
-    return f"{name}.{'address' if name.startswith('f') else 'data_ptr()'}"
+    return f"{name}.data_ptr()"
 
 
 def _fresh(sizes: Sequence[Size], storage: Storage) -> str:
