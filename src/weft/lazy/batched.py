@@ -109,7 +109,8 @@ class Batched:
             return known_leaves(tape, found)
         with torch._C.DisableTorchFunction():  # rows of real tensors are taken now
             items = [item.on(tape) for item in items]
-        results = [self.fn(*(item(i) for item in items), **kwargs) for i in range(count)]
+        assert tape.driver is not None
+        results = tape.driver.inner(count, lambda i: self.fn(*[item(i) for item in items], **kwargs))
         if not self.stack:
             return results
         outcomes = [Outcome.of(result) for result in results]
@@ -142,8 +143,7 @@ class Recorder:
         if self.state.kept.get("needs values"):
             tape.track()
         fibers = Fibers(tape, self.count, self._start(tape), self.batched.options)
-        fibers.run()
-        return fibers, list(fibers.results)
+        return fibers, list(fibers.run())
 
     def _start(self, tape: Tape) -> Callable[[int], Any]:
         fn, items, kwargs = self.batched.fn, [item.on(tape) for item in self.items], self.kwargs

@@ -8,8 +8,7 @@ at every switch.
 
 from __future__ import annotations
 
-import contextvars
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,50 +16,24 @@ import torch
 from torch.overrides import _pop_mode, _push_mode
 
 from weft.errors import TraceError
-from weft.lazy.blame import name_example
-from weft.lazy.boundary import bounded
 from weft.lazy.flush import Flush, alive
 from weft.lazy.leftover import left_over
 from weft.lazy.mode import Recording
 from weft.lazy.ops import PLAIN, Setting
 from weft.lazy.patches import intercepted
-from weft.lazy.refusals import explained
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import Value
+from weft.lazy.workers import Examples, Waiting, greenlet
 from weft.run.options import Options
-
-try:
-    import greenlet  # type: ignore[import-untyped]  # it ships none
-except ImportError:  # everything but asking for numbers works without
-    greenlet = None
-
-
-class _Pool(threading.local):
-    """Idle workers of this thread: a new one costs as much as twenty switches."""
-
-    def __init__(self) -> None:
-        self.idle: list[Any] = []
-
-
-_pool = _Pool()
-_MOST_IDLE = 4096
-
-
-class Waiting:
-    """An example that stopped, and the state of torch that its code had made."""
-
-    __slots__ = ("example", "modes", "name", "setting", "worker")
-
-    def __init__(self, worker: Any, example: int, setting: Setting, modes: Sequence[Any], name: str | None) -> None:
-        self.worker, self.example, self.setting, self.modes, self.name = worker, example, setting, modes, name
 
 
 class Fibers:
     """One batch: `start(i)` runs example i and returns its result."""
 
     def __init__(self, tape: Tape, count: int, start: Callable[[int], Any], options: Options) -> None:
-        self.tape, self.count, self.start, self.options = tape, count, start, options
-        self.results: list[Any] = [None] * count
+        self.tape, self.options = tape, options
+        self.examples = self.running = Examples(count, start)
+        """All examples, and those among which the running one is: the same, or those of a call inside one."""
         self.waiting: list[Waiting] = []
         self.held: list[Waiting] = []
         """Examples that wait at a name."""
@@ -68,11 +41,12 @@ class Fibers:
         """What the waiting examples ask for."""
         self.completes = False
         """The next flush leaves nothing for later."""
-        self.todo = 0
+        self.resuming: deque[Waiting] = deque()
+        """Those that go on in this phase, one after the other."""
         self.example = -1
-        self.error: BaseException | None = None
         self.flushes = 0
         self.hub: Any = None
+        """Who goes on when the running example stops."""
         tape.driver = self
 
     def run(self) -> list[Any]:
@@ -80,17 +54,17 @@ class Fibers:
         with intercepted():
             try:
                 self._phase(self._start_all)
-                while self.waiting or self.held:
+                while self.waiting or self.held or self.resuming:
                     if self.waiting:
                         self._flush()
-                    else:
+                    elif not self.resuming:
                         self._release()
                     self._phase(self._resume_all)
             except BaseException:
                 self.tape.ended = "failed"
                 self._cancel()
                 raise
-        return self.results
+        return self.examples.results
 
     def _phase(self, run: Callable[[], None]) -> None:
         """Let user code run, recorded."""
@@ -103,44 +77,72 @@ class Fibers:
                 run()
         finally:
             active.tape = before
-        if self.error is not None:
-            error, self.error = self.error, None
+        if self.examples.error is not None:
+            error, self.examples.error = self.examples.error, None
             raise error
 
     def _start_all(self) -> None:
-        if greenlet is None:
-            return self._work()
-        self.hub = greenlet.getcurrent()
-        while self.todo < self.count and self.error is None:
-            worker = _pool.idle.pop() if _pool.idle else greenlet.greenlet(bounded(_worker))
-            worker.parent = self.hub
-            worker.gr_context = contextvars.copy_context()
-            worker.switch(self)
-        return None
+        self.hub = None if greenlet is None else greenlet.getcurrent()
+        self.examples.start_all(self)
 
     def _resume_all(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for number, stopped in enumerate(waiting):
-            if self.error is not None:
-                self.waiting += waiting[number:]
-                return
-            self.example = stopped.example
-            self.tape.bound(stopped.example)
-            if stopped.setting is not PLAIN or stopped.modes:
-                self._restore(stopped)
+        self.resuming.extend(self.waiting)
+        self.waiting = []
+        while self.resuming and self.examples.error is None:
+            stopped = self.resuming.popleft()
+            self.go_on(stopped)
             stopped.worker.switch()
 
-    def _work(self) -> None:
-        """Examples one after the other, for as long as there are any."""
-        while self.todo < self.count and self.error is None:
-            example = self.example = self.todo
-            self.todo += 1
-            self.tape.bound(example)
-            try:
-                self.results[example] = self.start(example)
-            except BaseException as error:
-                self.error = explained(error)
-                name_example(self.error, example)
+    def go_on(self, stopped: Waiting) -> None:
+        """Put everything into the state in which an example stopped."""
+        self.running, self.example = stopped.running, stopped.example
+        self.tape.bound(stopped.example)
+        if stopped.setting is not PLAIN or stopped.modes:
+            self._restore(stopped)
+
+    # Examples of calls inside an example
+
+    def inner(self, count: int, start: Callable[[int], Any]) -> list[Any]:
+        """The results of examples inside the running one; other examples go on while some of these wait."""
+        if greenlet is None:
+            return [start(number) for number in range(count)]
+        here, hub = self.set_aside(None), self.hub
+        examples = Examples(count, start, here)
+        self.hub = here.worker
+        try:
+            examples.start_all(self)
+        finally:
+            self.hub = hub
+        if examples.open and examples.error is None:
+            examples.is_awaited = True
+            hub.switch()
+        else:
+            self.go_on(here)
+        if examples.error is not None:
+            self._drop(examples)
+            raise examples.error
+        return examples.results
+
+    def finished(self, examples: Examples) -> None:
+        """All examples of an inner call are finished, or one has failed: who waits for them goes on in this phase."""
+        if examples.is_awaited and examples.within is not None:
+            examples.is_awaited = False
+            self.resuming.append(examples.within)
+
+    def _drop(self, examples: Examples) -> None:
+        """End those examples of an inner call that still wait after one has failed."""
+        here, hub = self.set_aside(None), self.hub
+        self.hub = here.worker
+        try:
+            while found := [each for each in (*self.waiting, *self.held, *self.resuming) if each.is_of(examples)]:
+                for queue in (self.waiting, self.held, self.resuming):
+                    if found[0] in queue:
+                        queue.remove(found[0])
+                self.go_on(found[0])
+                self._end(found[0])
+        finally:
+            self.hub = hub
+        self.go_on(here)
 
     # Stopping and going on
 
@@ -162,18 +164,21 @@ class Fibers:
     def _stop(self, name: str | None) -> None:
         if greenlet is None:
             raise TraceError("code that depends on the values of tensors needs fibers: install greenlet")
-        worker, tape = greenlet.getcurrent(), self.tape
-        if self.hub is None or worker is self.hub:
+        if self.hub is None or greenlet.getcurrent() is self.hub:
             raise TraceError("a value is needed outside of the function that is run batched")
-        depth = torch._C._len_torch_function_stack()
-        modes = () if depth == self.depth else self._set_aside(depth)
-        stopped = Waiting(worker, self.example, tape.setting, modes, name)
-        if tape.setting is not PLAIN:
-            _set(tape, PLAIN)
-        (self.waiting if name is None else self.held).append(stopped)
+        (self.waiting if name is None else self.held).append(self.set_aside(name))
         self.hub.switch()
 
-    def _set_aside(self, depth: int) -> Sequence[Any]:
+    def set_aside(self, name: str | None) -> Waiting:
+        """What the running example needs to go on later; torch is as if none were running."""
+        tape, depth = self.tape, torch._C._len_torch_function_stack()
+        modes = () if depth == self.depth else self._modes_aside(depth)
+        stopped = Waiting(greenlet.getcurrent(), self.running, self.example, tape.setting, modes, name)
+        if tape.setting is not PLAIN:
+            _set(tape, PLAIN)
+        return stopped
+
+    def _modes_aside(self, depth: int) -> Sequence[Any]:
         """Function modes that the example's code has pushed, or None where ours is not on the stack just now."""
         if depth < self.depth:
             _push_mode(self.mode)
@@ -208,25 +213,19 @@ class Fibers:
 
     def _cancel(self) -> None:
         """End the examples that are waiting; their `finally` blocks run, and record nothing."""
-        waiting, self.waiting, self.held = self.waiting + self.held, [], []
         before, active.tape = active.tape, None
         try:
-            for stopped in waiting:
-                stopped.worker.parent = greenlet.getcurrent()
-                stopped.worker.throw(greenlet.GreenletExit)
+            while waiting := [*self.waiting, *self.held, *self.resuming]:
+                self.waiting, self.held, self.resuming = [], [], deque()
+                for stopped in waiting:
+                    self._end(stopped)
         finally:
             active.tape = before
 
-
-def _worker(batch: Fibers | None) -> None:
-    """A worker's whole life: batch after batch, in the thread that made it."""
-    while batch is not None:
-        batch._work()
-        if len(_pool.idle) >= _MOST_IDLE:
-            return
-        _pool.idle.append(greenlet.getcurrent())
-        hub, batch = batch.hub, None
-        batch = hub.switch()
+    @staticmethod
+    def _end(stopped: Waiting) -> None:
+        stopped.worker.parent = greenlet.getcurrent()
+        stopped.worker.throw(greenlet.GreenletExit)
 
 
 def _set(tape: Tape, setting: Setting) -> None:

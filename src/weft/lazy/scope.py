@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -127,6 +128,10 @@ class batching:
 
     def complete(self) -> None:
         """A scope leaves nothing for later."""
+
+    def inner(self, count: int, start: Callable[[int], Any]) -> list[Any]:
+        """A scope has no fibers: examples run one after the other."""
+        return [start(number) for number in range(count)]
 
     def _run(self, tape: Tape) -> None:
         if tape.type:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from types import FrameType
@@ -47,6 +47,8 @@ class Driver(Protocol):
     def need(self, value: Value) -> None: ...
 
     def complete(self) -> None: ...
+
+    def inner(self, count: int, start: Callable[[int], Any]) -> list[Any]: ...
 
 
 class Hot:
