@@ -18,16 +18,20 @@ from typing import Any
 from weft.cc import build, compiler
 
 SOURCE = """
-PyObject *weft_begin(PyObject *function, PyObject *argument) {
+PyObject *weft_begin(PyObject *nobody, PyObject *given) {
 #if defined(__x86_64__)
     __asm__ volatile(".cfi_undefined rip");
 #elif defined(__aarch64__)
     __asm__ volatile(".cfi_undefined x30");
 #endif
-    PyObject *result = PyObject_CallFunctionObjArgs(function, argument, NULL);
+    PyObject *result = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(given, 0), PyTuple_GET_ITEM(given, 1), NULL);
     __asm__ volatile("" ::: "memory"); /* so that the call is no jump, and this frame stays */
     return result;
 }
+
+static PyMethodDef method = {"begin", weft_begin, METH_VARARGS, NULL};
+
+PyObject *weft_beginning(void) { return PyCFunction_New(&method, NULL); }
 """
 
 
@@ -41,9 +45,9 @@ def _begin() -> Any:
         made = build(path, f'#include "{header}"\n{SOURCE}', "-O1")
     except (OSError, subprocess.SubprocessError):
         return None
-    function = ctypes.PyDLL(made._name).weft_begin
-    function.restype, function.argtypes = ctypes.py_object, (ctypes.py_object, ctypes.py_object)
-    return function
+    function = ctypes.PyDLL(made._name).weft_beginning
+    function.restype = ctypes.py_object
+    return function()
 
 
 def bounded(function: Callable[[Any], None]) -> Callable[[Any], None]:
