@@ -15,6 +15,7 @@ from cpu_driver import Driver, install
 from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
 from onecall_parts import CASES, compare, trees, watch
 from weft.run.gpu import apart
+from weft.run.gpu.onecall.lowered import Lowered
 
 pytestmark = NEEDS_INTERPRETER
 CPU = torch.device("cpu")
