@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.run.gpu.launch import has_triton, interpreted
+from weft.run.recipe import Recipe
 
 NEEDS_TRITON = [
     pytest.mark.skipif(not has_triton(), reason="the package triton is not installed"),
@@ -19,6 +20,13 @@ NEEDS_INTERPRETER = [
     *NEEDS_TRITON,
     pytest.mark.skipif(not interpreted(), reason="Triton compiles for a GPU here; tests/gpu checks that"),
 ]
+
+
+def recipes_of(model: weft.VertexFunction) -> list[Recipe]:
+    """By what later calls of a model run."""
+    cells = [cell for kept in model.__dict__["_weft"].cells.values() for cell in kept]
+    lists = [found for cell in cells for codes in cell.kept.values() for found in codes.recipes.values()]
+    return [recipe for found in lists for recipe in found if recipe is not None]
 
 
 def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:

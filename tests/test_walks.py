@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 import weft.nn
+from kernel_parts import recipes_of
 from weft import cc
 from weft.run.code import CellCode
 from weft.run.cpu.walk import Walk, dense
 from weft.run.cpu.walktext import LEAST_ROWS, MANY_ROWS
-from weft.run.recipe import Recipe
 from weft.testing import assert_equivalent, random_structure
 
 D = 6
@@ -40,12 +40,6 @@ def trees(kind: str = "tree", many: int = 4) -> weft.Graph:
 def codes_of(model: weft.VertexFunction) -> list[CellCode]:
     cells = [cell for kept in model.__dict__["_weft"].cells.values() for cell in kept]
     return [code for cell in cells for code in cell.codes.values()]
-
-
-def recipes_of(model: weft.VertexFunction) -> list[Recipe]:
-    cells = [cell for kept in model.__dict__["_weft"].cells.values() for cell in kept]
-    lists = [found for cell in cells for codes in cell.kept.values() for found in codes.recipes.values()]
-    return [recipe for found in lists for recipe in found if recipe is not None]
 
 
 def walks_of(model: weft.VertexFunction, stage: str) -> list[Walk]:

@@ -108,13 +108,19 @@ def prepared(
     **options: Any,
 ) -> VertexCall:
     """A call that is ready to be planned or run; `graph` is the name of an option. `at`: the vertices whose rows are wanted."""
-    from weft.api.vertexcall import VertexCall
-
     if isinstance(structure, Batch) and x is None:
         structure, x = structure.content
     if not isinstance(structure, Graph):
         raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(structure).__name__}")
-    return VertexCall(model, structure, x, edges, rounds, init, Options.of(options), at)
+    return _call_class()(model, structure, x, edges, rounds, init, Options.of(options), at)
+
+
+@functools.cache
+def _call_class() -> type[VertexCall]:
+    """Looked up once: an import statement takes long where its memory is far away. It needs this module, too."""
+    from weft.api.vertexcall import VertexCall
+
+    return VertexCall
 
 
 class Typed(VertexFunction):

@@ -25,9 +25,9 @@ def run_batched(call: Call) -> list[Tensor]:
     with _placed(call.device):
         execution = execution_of(call)
         if not execution.training:
-            with torch.no_grad():
+            with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE:
                 outputs = execution.forward(execution.tensors)
-            execution.lend(execution.memory, outputs)
+            execution.give_back(outputs)
             execution.forget()
             return outputs
         results = _apply(_Batched, execution, *execution.tensors)

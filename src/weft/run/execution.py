@@ -65,8 +65,13 @@ class Execution:
             self.memory.append(tensor)
         return tensor
 
+    def give_back(self, outputs: Sequence[Tensor]) -> None:
+        """Leave the memory of a call without backward pass to the next one, unless a result lies there."""
+        if self.memory:
+            self.call.cells[self.types[0]].spare.give_back(self.memory, outputs)
+
     def lend(self, tensors: Sequence[Tensor], in_use: Sequence[Tensor | None]) -> None:
-        """Leave memory that this call borrowed to the next one, unless somebody sees it."""
+        """Leave memory that was saved for backward to the next call, unless somebody sees it."""
         if self.types and self.borrowed:
             storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
             mine = [tensor for at, tensor in storages.items() if at in self.borrowed]
@@ -89,7 +94,7 @@ class Execution:
         return outputs
 
     def _note_borrowed(self, outputs: Sequence[Tensor]) -> None:
-        if self.memory:
+        if self.memory and self.training:
             seen = {tensor.untyped_storage().data_ptr() for tensor in outputs}
             self.borrowed = {tensor.untyped_storage().data_ptr() for tensor in self.memory} - seen
 

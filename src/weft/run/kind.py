@@ -44,7 +44,7 @@ def kind_of(call: Call, tensors: list[Tensor], places: list[int]) -> Kind:
     needs = [tensor.requires_grad for tensor in tensors]
     if not torch.is_grad_enabled():
         needs = [False] * len(tensors)
-    wanted = [(one.name, *one.types(plan)) for one in call.wanted]
+    wanted = [one.kind(plan) for one in call.wanted]
     now = (needs, places, wanted, call.backend, call.recompute, call.device, [*call.feeds], call.cells, plan.shape)
     recent: list[tuple[Any, Kind]] = call.cells[plan.present[0]].recent if plan.present else []
     for known, kind in recent:
@@ -109,7 +109,7 @@ class _Finding:
     def codes(self, learns: dict[int, bool]) -> Codes:
         """The compiled cells, which do not change while plans have one shape and the same gradients and outputs are wanted."""
         call, kind = self.call, self.kind
-        asked = tuple([(w.name, *w.types(self.plan)) for w in call.wanted]), call.recompute, call.backend, call.device.type
+        asked = tuple([one.kind(self.plan) for one in call.wanted]), call.recompute, call.backend, call.device.type
         given = tuple(kind.needs), tuple(kind.place.items()), tuple(call.feeds), tuple(call.cells.items())
         key = (self.plan.shape, asked, given)
         kept = call.cells[kind.types[0]].kept if kind.types else OrderedDict()

@@ -72,12 +72,15 @@ class TypeText:
 
     def class_part(self, output: int, key: Name) -> str:
         """The rows of a class arena that a type writes, where they are one range."""
-        type = self.type
         if (output, key) not in self.parts:
-            first = self.writer.fact(("class first", type, output), lambda indices: indices.class_rows(type, output)[0])
-            arena = self.arenas[self.plan.class_of[type, output], key]
-            self.parts[output, key] = self.writer.let(f"{arena}.narrow(0, {first}, {self.n})")
+            arena = self.arenas[self.plan.class_of[self.type, output], key]
+            self.parts[output, key] = self.writer.let(f"{arena}.narrow(0, {self.class_first(output)}, {self.n})")
         return self.parts[output, key]
+
+    def class_first(self, output: int) -> str:
+        """Where that range begins."""
+        type = self.type
+        return self.writer.fact(("class first", type, output), lambda indices: indices.class_rows(type, output)[0])
 
     def input(self, name: Any) -> str:
         port = port_of(self.kinds, name)

@@ -47,7 +47,8 @@ class Spare:
         storage = self._fitting(needed)
         if storage is None:  # the next batch may be somewhat larger
             storage = torch.empty(needed + needed // 8, dtype=torch.uint8).untyped_storage()
-        return torch.empty(0, dtype=torch.uint8).set_(storage)[:needed].view(dtype).view(shape)
+        tensor: Tensor = torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape))  # type: ignore[call-overload]  # it can
+        return tensor
 
     def _fitting(self, needed: int) -> torch.UntypedStorage | None:
         with _lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,10 @@ class Wanted:
         if self.nodes is None:
             return plan.present
         return tuple(np.flatnonzero(np.bincount(plan.program.type[self.nodes])).tolist())
+
+    def kind(self, plan: Plan) -> tuple[Hashable, ...]:
+        """Equal for what recipes fetch alike, whichever nodes it is."""
+        return self.name, self.nodes is None, *self.types(plan)
 
     def parts(self, plan: Plan) -> list[tuple[int, Ints | None, Ints]]:
         """For some nodes: by type, where in the result (None: everywhere), and which rows of the type."""

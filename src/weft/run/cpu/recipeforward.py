@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.graph.tape import Value
 from weft.plan.plan import Group
-from weft.run.cpu.recipetypes import ForwardTypeText, go
+from weft.run.cpu.recipetypes import Fed, ForwardTypeText, go
 from weft.run.cpu.walk import Walk
 from weft.run.cpu.walking import in_runs
 from weft.run.emit import Code
@@ -39,13 +40,44 @@ class NativeForwardText(ForwardText):
     writer_class = NativeWriter
 
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
-        """A piece that only hands on what is fed takes it straight to its place."""
+        """A piece that only hands on what is fed takes it straight to its place, or leaves it where it is."""
         fed = {value.name: text.code.input_name.get(value.name, ("",)) for value in code.stores}
         if code.returns or any(name[0] != "feed" for name in fed.values()):
             text.run_whole(code, places)
-            return
-        for value, name in fed.items():
-            text.feed_into(name, places[value])
+        elif not self._stays(text, fed):
+            for value, name in fed.items():
+                text.feed_into(name, places[value])
+
+    def _stays(self, text: TypeText, fed: Mapping[str, Any]) -> bool:
+        """Whether what is fed stays where it is: it lies there in order, and only the first steps of one type read it."""
+        names = [name for each in text.code.exchanged.values() for name in each]
+        if self.execution.training or [*text.code.codes] != ["before"] or len(names) != len(fed) or self._is_wanted(text):
+            return False
+        if len({output for output, _ in names}) != 1 or not all(self._lies_in_order(text, name) for name in fed.values()):
+            return False
+        type, output = text.type, names[0][0]
+        number = self.plan.class_of[type, output]
+        readers = [read for read in self.plan.reads if read.value_class == number]
+        reader = self.types[readers[0].type]
+        if len(readers) != 1 or not isinstance(reader, ForwardTypeText) or not reader.reads_slices(readers[0]):
+            return False
+        steps = partial(fed_steps, self.plan.reads.index(readers[0]), type, output)
+        if not text.class_range(output) or not self.writer.ask(("fed steps", type, output), lambda indices: steps(indices) > 0):
+            return False
+        tensors = {key: f"tensors[{text.inputs[type, name]}]" for (_, key), name in zip(names, fed.values(), strict=True)}
+        count = self.writer.fact(("fed steps", type, output), steps)
+        reader.fed = Fed(readers[0].port, count, text.class_first(output), tensors)
+        return True
+
+    def _is_wanted(self, text: TypeText) -> bool:
+        """Whether a result has rows of a type."""
+        call = self.execution.call
+        names = [call.cells[text.type].own_name(one.name) for one in call.wanted if text.type in one.types(self.plan)]
+        return any(name in text.code.split.outputs for name in names)
+
+    def _lies_in_order(self, text: TypeText, name: Any) -> bool:
+        tensor, type = self.execution.tensors[text.inputs[text.type, name]], text.type
+        return tensor.is_contiguous() and self.writer.ask(("in order", type), lambda indices: indices.rows(type) is None)
 
     def sweep(self, number: int, group: Group) -> None:
         members = [text for t, text in self.types.items() if t in group.types and "during" in text.code.codes]
@@ -56,12 +88,13 @@ class NativeForwardText(ForwardText):
             ):
                 raise NoRecipe("steps that run one by one")
         calls = [text.sweep(text.code.codes["during"]) for text in members if isinstance(text, ForwardTypeText)]
-        if len(members) == 1 and isinstance(members[0], ForwardTypeText):
-            self.writer.say(f"{self.writer.bind(go)}({members[0].steps()}, {calls[0]})")
+        if len(members) == 1:
+            for first, last, arguments in calls[0]:
+                self.writer.say(f"{self.writer.bind(go)}({first}, {last}, {arguments})")
             return
         types = [text.type for text in members]
         runs = self.writer.fact(("runs", number), partial(_runs, number, types))
-        self.writer.say(f"{self.writer.bind(go_in_turns)}({runs}, {', '.join(f'({call})' for call in calls)})")
+        self.writer.say(f"{self.writer.bind(go_in_turns)}({runs}, {', '.join(f'({call})' for ((_, _, call),) in calls)})")
 
     def of_some(self, wanted: Wanted) -> str:
         number = next(i for i, one in enumerate(self.execution.call.wanted) if one is wanted)
@@ -103,6 +136,18 @@ class NativeForwardText(ForwardText):
 
 def _alone_in_steps(walk: Walk, type: int, indices: Indices) -> bool:
     return walk.alone(indices.step_cuts(type).most)
+
+
+def fed_steps(number: int, type: int, output: int, indices: Indices) -> int:
+    """How many steps at the beginning read nothing but one type's rows, where no other steps read any; else 0."""
+    read, rows = indices.plan.reads[number], indices.class_rows(type, output)
+    if not isinstance(rows, tuple) or not indices.read(read).all_slices:
+        return 0
+    first, last = rows
+    ends = read.slices + np.diff(read.bounds) * read.width
+    inside, apart = (read.slices >= first) & (ends <= last), (read.slices >= last) | (ends <= first)
+    steps = int(inside.sum())
+    return steps if inside[:steps].all() and apart[steps:].all() else 0
 
 
 def _runs(number: int, types: list[int], indices: Indices) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ from weft.run.typerun import MANY_STEPS, TypeRun
 
 CONSTANT = "0, 0"
 """The end of a line whose number is the same in every step."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What the first steps of a type read through a port is fed: it stays where it is instead of going to the arena."""
+
+    port: int
+    steps: str
+    """How many steps that is."""
+    first: str
+    """The class row of the first fed row."""
+    tensors: dict[Name, str]
 
 
 class NativeTypeText(TypeText):
@@ -63,18 +76,23 @@ class ForwardTypeText(NativeTypeText):
     def __init__(self, writer: Writer, run: TypeRun, arenas: dict[tuple[int, Name], str], inputs: dict[Any, int]) -> None:
         super().__init__(writer, run, arenas, inputs)
         self.run = run
+        self.fed: Fed | None = None
+        self.instead: dict[str, str] = {}
+        """For the first steps, which read what is fed, other lines."""
 
     def walk_whole(self, walk: Walk, destinations: dict[str, str]) -> None:
         lines = [line for value in walk.takes for line in self._given(value, walk)]
         lines += [f"{self.into(value, destinations)}.data_ptr(), {CONSTANT}" for value in walk.into]
         bounds = "0" if self.bag is None else f"{self.bounds(self.bag)}.data_ptr()"
         lines += [f"{number}, {CONSTANT}" for number in (self.n, self.e, bounds)]
-        self.writer.say(f"{self.writer.bind(go)}(1, {self._call(walk, lines, self.n, self.e)})")
+        scratch = self._scratch(walk, self.n, self.e)
+        self.writer.say(f"{self.writer.bind(go)}(0, 1, {self._call(walk, lines, scratch, self.n, self.e)})")
 
-    def _call(self, walk: Walk, lines: list[str], rows: str, edges: str) -> str:
+    def _scratch(self, walk: Walk, rows: str, edges: str) -> str:
+        return self.writer.let(f"fresh(({self.writer.bind(walk.room)}({rows}, {edges}),), {walk.dtype}, device)")
+
+    def _call(self, walk: Walk, lines: list[str], scratch: str, rows: str, edges: str) -> str:
         """The arguments of a walk. They belong in one line, so that every variable lives until the function is done."""
-        room = self.writer.bind(walk.room)
-        scratch = self.writer.let(f"fresh(({room}({rows}, {edges}),), {walk.dtype}, device)")
         return f"{self.writer.bind(walk.run, 'walk')}, ({', '.join(lines)}), {scratch}, ({rows}, {edges})"
 
     def _given(self, value: Value, walk: Walk, turn: bool = False) -> list[str]:
@@ -99,8 +117,8 @@ class ForwardTypeText(NativeTypeText):
 
     # Sweeps.
 
-    def sweep(self, code: Code) -> str:
-        """The arguments of the walk over this type's steps."""
+    def sweep(self, code: Code) -> list[tuple[str, str, str]]:
+        """The calls of the walk over this type's steps: from where, to where, and its arguments."""
         walk: Walk = code.walk
         lines: list[str] = []
         for value in code.takes:
@@ -115,10 +133,22 @@ class ForwardTypeText(NativeTypeText):
             edges = self.fact("edge sizes", lambda indices, read: indices.edge_cuts(read).sizes.address, self.bag)
             most_e = self.fact("most edges", lambda indices, read: indices.edge_cuts(read).most, self.bag)
             lines += [f"0, 1, {edges}", self._column(lambda indices, read: indices.seg(read)[3], "seg bounds", self.bag, 4)]
-        return self._call(walk, lines, self._cuts("most", lambda cuts: cuts.most), most_e)
+        most, steps = self._cuts("most", lambda cuts: cuts.most), self._cuts("steps", len)
+        scratch = self._scratch(walk, most, most_e)
+        if self.fed is None:
+            return [("0", steps, self._call(walk, lines, scratch, most, most_e))]
+        fed = [self.instead.get(line, line) for line in lines]
+        first = self._call(walk, fed, scratch, most, most_e)
+        return [("0", self.fed.steps, first), (self.fed.steps, steps, self._call(walk, lines, scratch, most, most_e))]
 
-    def steps(self) -> str:
-        return self._cuts("steps", len)
+    def reads_slices(self, read: Read) -> bool:
+        """Whether only a walk, of a type that is alone on its cycle, reads a port, and not through the index."""
+        group, code = self.plan.groups[self.plan.group_of[self.type]], self.code.codes.get("during")
+        if len(group.types) != 1 or code is None or code.walk is None or not read.recurrent or read.kind != "slots":
+            return False
+        at = [(value, self.run.recurrent(value)) for value in code.takes]
+        taken = [value for value, found in at if found is not None and found.read.port == read.port]
+        return not any(value.name in code.indexed or kept(self.run, value) for value in taken)
 
     def _cuts(self, what: str, of: Any) -> str:
         type = self.type
@@ -167,7 +197,10 @@ class ForwardTypeText(NativeTypeText):
         nothing = f"0, {CONSTANT}"
         if kind != "sum" and self.ask("slices", lambda indices, read: indices.read(read).all_slices, port):
             starts = self.fact("slices", lambda indices, read: indices.read(read).starts.address, port)
-            return [f"{arena}.data_ptr(), {_apart(tensor)}, {starts}", nothing, nothing]
+            line, apart = f"{arena}.data_ptr(), {_apart(tensor)}, {starts}", _apart(tensor)
+            if self.fed is not None and self.fed.port == port:
+                self.instead[line] = f"{self.fed.tensors[key]}.data_ptr() - {self.fed.first} * {apart}, {apart}, {starts}"
+            return [line, nothing, nothing]
         if kept(self.run, value):
             whole = self.store[value.name] = self.empty(value)
             to = f"{whole}.data_ptr(), {_apart(self.run.store[value.name])}, {self._starts('e' if kind == 'edges' else 'n')}"
@@ -190,6 +223,7 @@ class ForwardTypeText(NativeTypeText):
             self.store[value.name] = self.empty(value)
         elif self.class_range(names[0][0]):
             self.store[value.name] = self.class_part(*names[0])
+            return self._class_line(*names[0])
         else:
             type, (output, key) = self.type, names[0]
             self.in_class[value.name] = output, key
@@ -201,11 +235,17 @@ class ForwardTypeText(NativeTypeText):
         kind = value.rows.kind if value.rows is not None else "n"
         return f"{self.store[value.name]}.data_ptr(), {_apart(self.run.store[value.name])}, {self._starts(kind)}"
 
+    def _class_line(self, output: int, key: Name) -> str:
+        """Where steps write a class whose rows of this type are one range."""
+        number = self.plan.class_of[self.type, output]
+        apart = _apart(self.run.arenas[number, key])
+        return f"{self.arenas[number, key]}.data_ptr() + {self.class_first(output)} * {apart}, {apart}, {self._starts('n')}"
+
 
 def _apart(tensor: torch.Tensor) -> int:
     return tensor.stride(0) * tensor.element_size()
 
 
-def go(steps: int, run: Any, lines: Sequence[int], scratch: Tensor, most: tuple[int, int]) -> None:
-    """All steps of one type."""
-    run(array("q", lines), 0, steps, scratch, most)
+def go(first: int, last: int, run: Any, lines: Sequence[int], scratch: Tensor, most: tuple[int, int]) -> None:
+    """Some steps of one type."""
+    run(array("q", lines), first, last, scratch, most)
