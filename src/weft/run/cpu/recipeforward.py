@@ -61,12 +61,11 @@ class NativeForwardText(ForwardText):
         reader = self.types[readers[0].type]
         if len(readers) != 1 or not isinstance(reader, ForwardTypeText) or not reader.reads_slices(readers[0]):
             return False
-        steps = partial(fed_steps, self.plan.reads.index(readers[0]), type, output)
-        if not text.class_range(output) or not self.writer.ask(("fed steps", type, output), lambda indices: steps(indices) > 0):
+        steps, what = partial(fed_steps, self.plan.reads.index(readers[0]), type, output), ("fed steps", type, output)
+        if not text.class_range(output) or not self.writer.ask(what, lambda indices: steps(indices) > 0, by_rows=True):
             return False
         tensors = {key: f"tensors[{text.inputs[type, name]}]" for (_, key), name in zip(names, fed.values(), strict=True)}
-        count = self.writer.fact(("fed steps", type, output), steps)
-        reader.fed = Fed(readers[0].port, count, text.class_first(output), tensors)
+        reader.fed = Fed(readers[0].port, self.writer.fact(what, steps), text.class_first(output), tensors)
         return True
 
     def _is_wanted(self, text: TypeText) -> bool:
