@@ -30,8 +30,8 @@ def batches(run: Callable[[], Any], patch: pytest.MonkeyPatch) -> list[tuple[int
     groups, engine = Flush.groups, calls.run_batched
 
     def watched(self: Flush, *args: Any, **kwargs: Any) -> Any:
-        calls_of = np.ones(len(self.tape.type), bool) if self.left is None else ~self.left.division.left
-        live.append(len({self.example_of(int(call)) for call in np.flatnonzero(calls_of)}))
+        selection = self.selection
+        live.append(len(np.unique(selection.calls.example[selection.division.runs])))
         return groups(self, *args, **kwargs)
 
     def counted(call: Any) -> Any:

@@ -48,7 +48,7 @@ def content(tape: Tape) -> tuple[Any, ...]:
     types = [number.setdefault(t, len(number)) for t in tape.type]
     ops = [tape.state.fines[t] for t in number]
     data = {number[t]: [row.tolist() if isinstance(row, Tensor) else row for row in rows] for t, rows in tape.data.items()}
-    return tape.next, tape.floor, types, ops, tape.arguments, tape.further, data, list(tape.imports), tape.bounds
+    return tape.next, tape.floor, types, ops, tape.arguments, tape.further, data, tape.bounds
 
 
 class Mixed(nn.Module):
@@ -201,7 +201,7 @@ def test_a_stack_hands_nothing_in_before_it_is_used(native: bool, monkeypatch: p
     if not native and shortcuts.shortcut_type() is not None:
         without_shortcuts(monkeypatch)
     for _ in range(2):
-        assert len(record(fn, torch.ones(3, 2)).imports) == 3
+        assert len(record(fn, torch.ones(3, 2)).arguments) == 3
 
 
 @needs_shortcuts

@@ -14,6 +14,7 @@ from weft.data.batch import Batch
 from weft.errors import TypeMismatch
 from weft.lazy.arguments import Argument, Shared, split
 from weft.lazy.cached import CachedBatch, clear
+from weft.lazy.chains import Flags
 from weft.lazy.changes import check_shown, check_unchanged
 from weft.lazy.collating import RecordedBatch, collated, run_recorded
 from weft.lazy.empty import empty, remember, signature
@@ -21,6 +22,7 @@ from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush, parted
 from weft.lazy.given import known_leaves
 from weft.lazy.gradients import are_trained
+from weft.lazy.leftover import everything
 from weft.lazy.nests import Structure
 from weft.lazy.patches import UndoRecording
 from weft.lazy.pools import places_of
@@ -160,11 +162,10 @@ class Recorder:
         fibers, outcomes = self.record()
         tape = fibers.tape
         try:
-            tape.put_back()
             wanted = wanted_references(outcomes)
-            late = wanted[wanted >= tape.floor]
-            groups = self._last_flush(tape, late)
-            return outcomes, Gathered(wanted, _with_earlier(tape, wanted, groups, len(wanted) - len(late)))
+            known = np.array([ref in tape.results for ref in wanted.tolist()], bool)
+            groups = self._last_flush(tape, wanted[~known])
+            return outcomes, Gathered(wanted, _with_earlier(tape, wanted, groups, known))
         finally:
             close(tape)
 
@@ -172,30 +173,30 @@ class Recorder:
         if not len(wanted):
             check_unchanged(tape)
             return []
-        return Flush(tape, wanted).groups(self.batched.options)
+        return Flush(everything(tape, wanted)).groups(self.batched.options)
 
 
 def close(tape: Tape) -> None:
     """The recording is over; values that were kept aside say so when they are used."""
     tape.ended = tape.ended or "done"
     tape.fast, tape.quick, tape.driver = {}, {}, None
-    tape.results, tape.sources, tape.imports, tape.past, tape.fed, tape.values = {}, [], {}, [], [], None
+    tape.results, tape.sources, tape.past, tape.taken, tape.fed, tape.values = {}, [], [], None, [], None
     tape.handed, tape.gone, tape.stacks, tape.views = {}, [], [], Views()
     tape.type, tape.arguments, tape.left = [], [], []
     tape.data.clear()
 
 
-def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], earlier: int) -> list[Group]:
-    """Results of earlier flushes beside those of the last one; wanted references are sorted, earlier ones come first."""
-    check_shown(tape, wanted[:earlier].tolist())
-    if not earlier:
-        return groups
-    found = [Group(group.at + earlier, group.rows) for group in groups]
-    sources, rows = places_of(tape.results, wanted[:earlier].tolist())
+def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], known: Flags) -> list[Group]:
+    """Results of earlier flushes beside those of the last one."""
+    earlier, later = np.flatnonzero(known).astype(np.int32), np.flatnonzero(~known).astype(np.int32)
+    refs = wanted[earlier]
+    check_shown(tape, refs.tolist())
+    found = [Group(later[group.at], group.rows) for group in groups]
+    sources, rows = places_of(tape.results, refs.tolist())
     for number in np.flatnonzero(np.bincount(sources)).tolist():
         at = np.flatnonzero(sources == number)
-        taken = Group(at.astype(np.int32), tape.sources[number].take(rows[at]))
-        found += parted(taken, are_trained(tape, wanted[at].tolist())) if taken.rows.requires_grad else [taken]
+        taken = Group(earlier[at], tape.sources[number].take(rows[at]))
+        found += parted(taken, are_trained(tape, refs[at].tolist())) if taken.rows.requires_grad else [taken]
     return found
 
 

@@ -25,11 +25,11 @@ from weft.lazy.changes import check_unchanged
 from weft.lazy.coarsen import Coarse
 from weft.lazy.fibers import Fibers
 from weft.lazy.kinds import Kind
+from weft.lazy.leftover import recorded
 from weft.lazy.nests import Structure, build
 from weft.lazy.results import Gathered, Outcome, joined, separate
 from weft.lazy.rewrite import rewrite
 from weft.lazy.state import State
-from weft.lazy.taken import recorded
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 from weft.run.blaming import run_blaming

@@ -160,9 +160,8 @@ def walk(tape: Tape, nest: Any, key: list[Any], refs: list[int], feeds: list[Any
                 continue
             if tape.watchful:
                 item = tape.views.current(tape, item)
-            ref = item._ref
             key.append(item._kind)
-            refs.append(ref if ref >= tape.floor else tape.imported(item))
+            refs.append(item._ref)
         elif cls in ATOMS:
             key += (cls, item)
         elif cls is float:

@@ -53,7 +53,7 @@ class Changes:
         """A function is about to write into tensors."""
         targets = list(_targets(func, args, kwargs))
         places = {memory(target) for target in targets}
-        if tape.driver is not None and any(places & _used(tape, one.division.type) for one in tape.left):
+        if tape.driver is not None and any(places & _used(tape, one.type.tolist()) for one in tape.left):
             tape.driver.complete()
         name = _name(func)
         for target in targets:
@@ -75,10 +75,6 @@ class Changes:
         place = memory(tensor)
         if place in self.arrays:
             self.look_at(tape, place, self.arrays[place])
-
-    def shifted(self, calls: int) -> dict[int, Change]:
-        """The writes where so many calls are put before all others."""
-        return {place: change._replace(calls=change.calls + calls) for place, change in self.written.items()}
 
 
 def memory(tensor: Tensor) -> int:

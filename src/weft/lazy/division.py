@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import compress
 from typing import Any
 
@@ -11,37 +12,32 @@ from weft.graph.recording import OUTPUT_BITS, References
 from weft.lazy.chains import LOW, Flags, Layout, Longs, Recorded
 from weft.lazy.ops import Op
 from weft.lazy.state import State
+from weft.lazy.taken import Pending
+from weft.lazy.value import Value
 from weft.plan.schedule import PlanCache
-from weft.run.callgraph import CallGraph, needed
 
 MOST_KEPT = 256
 """For so many recordings it is kept how they are divided."""
 
 
 class Division:
-    """A recording of which the calls `left` wait: `number` counts them, `rest` the others.
+    """A recording of which the calls `left` wait, and the `others` run now. What nothing depends on is in neither.
 
     References count from the first call of the recording; those below zero are handed in.
     """
 
-    def __init__(self, calls: Recorded, layout: Layout, is_many: Flags, left: Flags) -> None:
-        self.calls, self.left, self.is_left = calls, left, left.tolist()
-        now, mine = ~left, left[layout.consumer]
-        counted = np.cumsum(left)
-        self.number, self.rest = counted - 1, np.cumsum(now) - 1
-        self.before = [0, *counted.tolist()]
-        """How many of the calls in front of each call are left, and of all."""
-        self.type, self.arguments = calls.type[left].tolist(), calls.arguments[mine]
-        crosses = ~layout.handed & mine & now[np.maximum(layout.producer, 0)]
-        self.used: References = np.unique(calls.arguments[crosses])
-        """What runs now and is used by what is left."""
-        self.handed_at = (layout.handed | crosses)[mine]
-        self.handed: list[int] = self.arguments[self.handed_at].tolist()
+    def __init__(self, calls: Recorded, layout: Layout, is_many: Flags, left: Flags, alive: References) -> None:
+        self.calls, self.left = calls, left
+        now, self.mine = ~left, left[layout.consumer]
+        crosses = ~layout.handed & self.mine & now[np.maximum(layout.producer, 0)]
+        self.wanted: References = np.union1d(alive[now[alive >> OUTPUT_BITS]], calls.arguments[crosses])
+        """Of what is alive, and of what is used by what is left, references to what runs now."""
+        self.runs = now = now & needed(layout, len(now), self.wanted)
+        self.rest = np.cumsum(now) - 1
         many = is_many[calls.type]
-        self.further = calls.further[left[many]].tolist()
-        self.others = Recorded(
-            calls.type[now], self._renumbered(calls.arguments[~mine]), calls.further[now[many]], {}, _starts(calls.starts, now)
-        )
+        self.many = left[many]
+        arguments, further = calls.arguments[now[layout.consumer]], calls.further[now[many]]
+        self.others = Recorded(calls.type[now], self._renumbered(arguments), further, {}, _starts(calls.starts, now))
         """The calls that run now."""
 
     def _renumbered(self, refs: References) -> References:
@@ -54,14 +50,14 @@ class Division:
         found: References = self.rest[refs >> OUTPUT_BITS] << OUTPUT_BITS | refs & LOW
         return found
 
-    def runs(self, refs: References) -> References:
-        """Which of these references are of calls that run now."""
-        found: References = refs[~self.left[refs >> OUTPUT_BITS]]
-        return found
+    def later(self, calls: Pending, values: list[Value], data: dict[int, list[Any]]) -> Pending:
+        """Of these calls, of which this is the division, those that are left."""
+        left, starts = self.left, _starts(calls.starts, self.left)
+        arguments, further = calls.arguments[self.mine], calls.further[self.many]
+        return Pending(calls.number[left], calls.type[left], arguments, further, starts, calls.example[left], data, values)
 
-    def fed(self, ops: list[Op], data: dict[int, list[Any]], left: bool) -> dict[int, list[Any]]:
-        """What is fed to the calls that are left, or to the others."""
-        chosen = self.left if left else ~self.left
+    def fed(self, ops: list[Op], data: Mapping[int, list[Any]], chosen: Flags) -> dict[int, list[Any]]:
+        """What is fed to some of the calls."""
         found: dict[int, list[Any]] = {}
         for number, rows in data.items():
             mine = np.repeat(chosen[self.calls.type == number], len(ops[number].feeds))
@@ -71,68 +67,62 @@ class Division:
         return found
 
 
-def _starts(starts: Flags, now: Flags) -> Flags:
-    """Calls with nothing but left ones between them follow each other."""
-    run = np.cumsum(starts[:-1])[now]
+def _starts(starts: Flags, chosen: Flags) -> Flags:
+    """Calls with nothing but others between them follow each other."""
+    run = np.cumsum(starts[:-1])[chosen]
     found = np.ones(len(run) + 1, bool)
     found[1:-1] = run[1:] != run[:-1]
     return found
 
 
-def all_left(state: State, calls: Recorded) -> Division:
-    """Everything waits."""
-    arity, is_many = state.widths()
-    return Division(calls, Layout(calls, arity, is_many), is_many, np.ones(len(calls.type), bool))
+def needed(layout: Layout, count: int, wanted: References) -> Flags:
+    """The calls on which something wanted depends."""
+    readers = np.bincount(layout.producer[~layout.handed], minlength=count)
+    readers += np.bincount(wanted >> OUTPUT_BITS, minlength=count)
+    keep = np.ones(count, bool)
+    dead = np.flatnonzero(readers == 0)
+    while len(dead):
+        keep[dead] = False
+        lengths = np.append(layout.start, len(layout.producer))[dead + 1] - layout.start[dead]
+        starts = np.repeat(layout.start[dead] - (np.cumsum(lengths) - lengths), lengths)
+        read = layout.producer[starts + np.arange(lengths.sum())]
+        read = read[read >= 0]
+        np.subtract.at(readers, read, 1)
+        dead = np.unique(read[readers[read] == 0])
+    return keep
 
 
-def without_unused(state: State, calls: Recorded, wanted: References) -> Division | None:
-    """Leave the calls on which nothing wanted depends; None where there are none.
-
-    Inside a block they would run with the others, and the parameters that they alone use would get zeros as gradients.
-    """
-    arguments = calls.arguments
-    is_used = np.zeros(len(calls.type), bool)
-    is_used[arguments[arguments >= 0] >> OUTPUT_BITS] = True
-    is_used[wanted >> OUTPUT_BITS] = True
-    if is_used.all():
-        return None
-    known: PlanCache = state.kept.setdefault("divisions", PlanCache(MOST_KEPT))
-    key = (*calls.key, wanted.tobytes())
-    found = known.find(key)
-    if found is None:
-        arity, is_many = state.widths()
-        layout = Layout(calls, arity, is_many)
-        found = Division(calls, layout, is_many, ~_needed(calls, layout, wanted))
-        known.add(key, found)
-    assert isinstance(found, Division)
-    return found
-
-
-def _needed(calls: Recorded, layout: Layout, wanted: References) -> Flags:
-    """The calls on which something wanted depends; what is handed in comes, here, from one more call in front of all."""
-    ptr = np.concatenate([[0], layout.start, [len(calls.arguments)]])
-    src = np.where(layout.handed, 0, layout.producer + 1)
-    graph = CallGraph(np.append(np.int32(0), calls.type), ptr, src, layout.output, ptr)
-    keep = needed(graph, wanted + (1 << OUTPUT_BITS))
-    assert keep is not None
-    return keep[1:]
-
-
-def divided(state: State, calls: Recorded, finished: Flags, missing: Flags, needed: Longs) -> Division | None:
+def divided(state: State, calls: Recorded, finished: Flags, missing: Flags, asked: Longs, alive: References) -> Division | None:
     """Leave the calls of finished examples and those of late types, such that nothing that runs now uses any of it.
 
     `missing` tells which of what is handed in was left before; None where what runs now needs some of it.
     """
     known: PlanCache = state.kept.setdefault("divisions", PlanCache(MOST_KEPT))
-    key = (*calls.key, finished.tobytes(), missing.tobytes(), needed.tobytes())
-    found: Any = known.find((*key, state.eager().tobytes())) or _divided(state, calls, finished, missing, needed)
+    key = (*calls.key, finished.tobytes(), missing.tobytes(), asked.tobytes(), alive.tobytes())
+    found: Any = known.find((*key, state.eager().tobytes())) or _divided(state, calls, finished, missing, asked, alive)
     if found is not None:
         known.add((*key, state.eager().tobytes()), found)  # by what is eager now: dividing may have learned more
     division: Division | None = found
     return division
 
 
-def _divided(state: State, calls: Recorded, finished: Flags, missing: Flags, needed: Longs) -> Division | None:
+def undivided(state: State, calls: Recorded, alive: References) -> Division:
+    """Leave nothing."""
+    known: PlanCache = state.kept.setdefault("divisions", PlanCache(MOST_KEPT))
+    key = (*calls.key, alive.tobytes())
+    found: Any = known.find(key)
+    if found is None:
+        arity, is_many = state.widths()
+        none = np.zeros(len(calls.type), bool)
+        found = Division(calls, Layout(calls, arity, is_many), is_many, none, alive)
+        known.add(key, found)
+    division: Division = found
+    return division
+
+
+def _divided(
+    state: State, calls: Recorded, finished: Flags, missing: Flags, asked: Longs, alive: References
+) -> Division | None:
     arity, is_many = state.widths()
     layout, eager, types = Layout(calls, arity, is_many), state.eager(), calls.type
     owner, producer, inside = layout.consumer, np.maximum(layout.producer, 0), ~layout.handed
@@ -141,9 +131,9 @@ def _divided(state: State, calls: Recorded, finished: Flags, missing: Flags, nee
         forced[owner[layout.handed][missing[-calls.arguments[layout.handed] - 1]]] = True
     while True:
         left = finished | forced | ~eager[types]
-        wrong = np.append(producer[inside & ~left[owner] & left[producer]], needed[left[needed]])
+        wrong = np.append(producer[inside & ~left[owner] & left[producer]], asked[left[asked]])
         if not len(wrong):
-            return Division(calls, layout, is_many, left)
+            return Division(calls, layout, is_many, left, alive)
         if forced[wrong].any():
             return None
         if finished[wrong].any():  # examples use each other's values

@@ -16,8 +16,8 @@ import torch
 from torch.overrides import _pop_mode, _push_mode
 
 from weft.errors import TraceError
-from weft.lazy.flush import Flush, alive
-from weft.lazy.leftover import left_over
+from weft.lazy.flush import Flush
+from weft.lazy.leftover import everything, selected
 from weft.lazy.mode import Recording
 from weft.lazy.ops import PLAIN, Setting
 from weft.lazy.patches import intercepted
@@ -153,7 +153,6 @@ class Fibers:
 
     def complete(self) -> None:
         """Stop this example until everything that was recorded so far has been computed."""
-        self.tape.put_back()
         self.completes = True
         self._stop(None)
 
@@ -196,10 +195,10 @@ class Fibers:
 
     def _flush(self) -> None:
         tape = self.tape
-        if tape.type:
+        if tape.type or tape.left:
             busy = {stopped.example for stopped in (*self.waiting, *self.held)}
-            left = None if self.completes else left_over(tape, busy, self.needed)
-            Flush(tape, alive(tape), left).run(self.options)
+            chosen = everything(tape) if self.completes else selected(tape, busy, self.needed)
+            Flush(chosen).run(self.options)
             self.flushes += 1
         self.needed, self.completes = [], False
         tape.state.kept["needs values"] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,15 +15,12 @@ from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
-from weft.lazy.division import Division, without_unused
-from weft.lazy.gradients import bits_at, reaches, trained_outputs
+from weft.lazy.gradients import are_trained
 from weft.lazy.kinds import Kind, kind_of
-from weft.lazy.leftover import Leftover
+from weft.lazy.leftover import Selection
 from weft.lazy.ops import Feed, Op
 from weft.lazy.pools import ROW_BITS, places_of
 from weft.lazy.rewrite import Rewritten, rewrite
-from weft.lazy.taken import calls_of, tables_of
-from weft.lazy.tape import Tape
 from weft.plan.schedule import PlanCache
 from weft.run.blaming import run_blaming
 from weft.run.calls import Group
@@ -74,38 +70,19 @@ def parted(group: Group, trained: Flags) -> list[Group]:
 class Flush:
     """One flush of a tape: its programs, and where its references are in them."""
 
-    def __init__(self, tape: Tape, wanted: References, left: Leftover | None = None) -> None:
-        self.tape, self.state = tape, tape.state
-        check_unchanged(tape)
-        self.left = left
-        self.calls = self.recorded = calls_of(tape) if left is None else left.division.calls
-        self.wanted = wanted if left is None else left.wanted(wanted)
-        self._leave_out()
+    def __init__(self, selection: Selection) -> None:
+        self.selection, self.tape, self.state = selection, selection.tape, selection.tape.state
+        check_unchanged(self.tape)
+        self.recorded, self.wanted = selection.division.others, selection.wanted
         self._find_handed()
-        self._trained: Longs | None = None
-
-    def _leave_out(self) -> None:
-        """Find the calls that run: neither left for later nor without use."""
-        chosen, data = self.wanted - self.tape.floor, dict(self.tape.data)
-        self.divisions: list[Division] = [] if self.left is None else [self.left.division]
-        if self.left is not None:
-            self.recorded, chosen = self.left.division.others, self.left.division.now(chosen)
-        unused = without_unused(self.state, self.recorded, chosen)
-        if unused is not None:
-            self.recorded, chosen = unused.others, unused.now(chosen)
-            self.divisions.append(unused)
-        for division in self.divisions:
-            data = division.fed(self.state.fines, data, left=False)
-        self.chosen, self.data = chosen, tables_of(self.state, data)
 
     def _find_handed(self) -> None:
         """Which results of earlier flushes are used, and where they are."""
         arguments = self.recorded.arguments
-        used = np.zeros(len(self.tape.imported_refs), bool)
+        used = np.zeros(len(self.selection.handed), bool)
         used[-arguments[arguments < 0] - 1] = True
-        slots = np.flatnonzero(used).tolist()
-        self.handed, self.slot = len(slots), np.cumsum(used) - 1
-        refs = list(map(self.tape.imported_refs.__getitem__, slots))
+        refs = self.selection.handed[used].tolist()
+        self.handed, self.slot = len(refs), np.cumsum(used) - 1
         check_shown(self.tape, refs)
         self.source, self.row = places_of(self.tape.results, refs)
         self.sources = np.flatnonzero(np.bincount(self.source)).tolist()
@@ -113,8 +90,9 @@ class Flush:
 
     def programs(self, final: bool = True) -> tuple[list[CallProgram], References]:
         """What to run, and the wanted references in it."""
-        self.merged = merged = self._merged(self.chosen, final)
-        main = merged.main.program(self.data)
+        division = self.selection.division
+        self.merged = merged = self._merged(division.now(division.wanted), final)
+        main = merged.main.program(self.selection.tables())
         if not self.handed:
             return [main], merged.main.wanted
         return [replace(merged.imports, data=self._handed(merged)), main], merged.main.wanted
@@ -181,12 +159,8 @@ class Flush:
         """Results that require gradients, and those that would not in the loop, whatever the engine ran them with."""
         if not group.rows.requires_grad:
             return [group]
-        refs = self.wanted[group.at] - self.tape.floor
-        if self._trained is None:
-            if bits_at(reaches(self.tape, self.calls.type[refs >> OUTPUT_BITS])[0], refs).all():
-                return [group]
-            self._trained = trained_outputs(self.tape, self.calls, self.tape.imported_refs, self.tape.data)
-        return parted(group, bits_at(self._trained[refs >> OUTPUT_BITS], refs))
+        refs = self.wanted[group.at]
+        return parted(group, are_trained(self.tape, refs.tolist()))
 
     def _keep(self, groups: Sequence[Group], plain: bool) -> None:
         tape = self.tape
@@ -195,41 +169,14 @@ class Flush:
             first = number << ROW_BITS | pool.add(group.rows)
             refs = self.wanted[group.at].tolist()
             tape.results.update(zip(refs, range(first, first + len(refs)), strict=True))
-        if self.left is not None:
-            self.left.take_off(tape.held, copies=True)
-            tape.left.append(self.left)
-        tape.advance()
+        self.selection.leave()
 
     def blame(self, call: int, error: Exception) -> None:
         """Say in which example an error came up, and in which line."""
         call -= self.handed
         if call >= 0:
             at = int(self.merged.main.heads[call]) + getattr(error, WITHIN, 0)
-            for division in reversed(self.divisions):
-                at = int(np.flatnonzero(~division.left)[at])
-            name_example(error, self.example_of(at))
-            name_site(error, self.state.sites[self.tape.type[at]])
-
-    def example_of(self, call: int) -> int:
-        bounds = [start for start, _ in self.tape.bounds]
-        return self.tape.bounds[max(int(np.searchsorted(bounds, call, "right")) - 1, 0)][1] if bounds else 0
-
-
-def alive(tape: Tape) -> References:
-    """References of the values that somebody still holds; of all there are where that is not known."""
-    if tape.values is None:
-        outputs = [len(tape.state.fines[number].outs) for number in tape.type]
-        calls = np.repeat(np.arange(len(outputs)), outputs)
-        first = np.repeat(np.cumsum([0, *outputs])[:-1], outputs)
-        refs: References = tape.floor + (calls << OUTPUT_BITS) + np.arange(len(calls)) - first
-        return refs
-    tape.settle_all()
-    counts = list(map(sys.getrefcount, tape.values))
-    floor = tape.floor
-    tape.held = [value for value, count in zip(tape.values, counts, strict=True) if count > _UNHELD and value._ref >= floor]
-    held = np.array([value._ref for value in tape.held], np.int64)
-    return held if bool((held[1:] > held[:-1]).all()) else np.unique(held)
-
-
-_UNHELD = next(map(sys.getrefcount, [object()]))
-"""What the count of references is where only a list holds an object."""
+            at = self.selection.position(at)
+            calls = self.selection.calls
+            name_example(error, int(calls.example[at]))
+            name_site(error, self.state.sites[int(calls.type[at])])

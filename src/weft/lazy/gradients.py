@@ -17,11 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weft.errors import FROM_OUTSIDE
 from weft.graph.capture import Surroundings, fetch
+from weft.graph.program import Ints
+from weft.graph.recording import OUTPUT_BITS
 from weft.graph.twin import unwatched
-from weft.lazy.chains import Flags, Layout, Longs, Recorded
+from weft.lazy.chains import Flags, Layout, Longs
 from weft.lazy.ops import Op
-from weft.lazy.taken import calls_from, calls_of
-from weft.lazy.value import LOW, STEP, Value
+from weft.lazy.taken import Pending, joined, segment
+from weft.lazy.value import LOW, Value
 
 if TYPE_CHECKING:
     from weft.lazy.tape import Tape
@@ -48,8 +50,9 @@ class Trained:
     def __init__(self) -> None:
         self.reaches: Longs = np.empty((2, 0), np.int64)
         """For each recorded type the two sets of outputs."""
-        self.past: list[Longs] = []
-        """For each flush that was asked about, which outputs of its calls require gradients."""
+        self.outputs: Longs = np.empty(0, np.int64)
+        """For each call of the flushes that were read, which of its outputs require gradients, as bits."""
+        self.flushes = 0
 
 
 def requires_grad(tape: Tape, value: Value) -> bool:
@@ -57,43 +60,45 @@ def requires_grad(tape: Tape, value: Value) -> bool:
     if value.__class__ is not Value:
         plain = value._plain()
         return False if isinstance(plain, Tensor) else requires_grad(tape, plain)
-    tape.put_back()
     value = tape.settled(value)
     if not _is_differentiable(value.dtype) or not tape.ambient_grad:
         return False
-    if tape.ended is not None or value._ref < tape.floor:
+    if tape.ended is not None:
         tape.result(value)
-        return bool(are_trained(tape, [value._ref])[0])
-    found = trained_outputs(tape, calls_of(tape), tape.imported_refs, tape.data)[(value._ref - tape.floor) // STEP]
-    return bool(bits_at(found, np.array(value._ref)))
+    return bool(are_trained(tape, [value._ref])[0])
 
 
 def are_trained(tape: Tape, refs: Sequence[int]) -> Flags:
-    """Which of these results of earlier flushes, or of these given tensors, require gradients."""
+    """Which of these values, or of these given tensors, require gradients."""
+    chosen = np.array(refs, np.int64)
     found = np.zeros(len(refs), bool)
-    given = [at for at, ref in enumerate(refs) if ref < 0 and ref in tape.results]
-    found[given] = [tape.found(refs[at])[0].rows.requires_grad for at in given]
-    at = np.flatnonzero(np.array(refs, np.int64) >= 0)
-    if not len(at):
-        return found
-    floors = [segment[0] for segment in tape.past]
-    chosen = np.array(refs, np.int64)[at]
-    segments = np.searchsorted(floors, chosen, "right") - 1
-    types = [tape.past[k][1][(ref - floors[k]) // STEP] for k, ref in zip(segments.tolist(), chosen.tolist(), strict=True)]
-    found[at] = bits_at(reaches(tape, np.array(types))[0], chosen)
-    if found[at].all():
-        return found
-    _read_past(tape, int(segments.max()))
-    bits = [tape.trained.past[k][(ref - floors[k]) // STEP] for k, ref in zip(segments.tolist(), chosen.tolist(), strict=True)]
-    found[at] = bits_at(np.array(bits, np.int64), chosen)
+    given = np.flatnonzero(chosen < 0)
+    found[given] = [tape.found(ref)[0].rows.requires_grad for ref in chosen[given].tolist()]
+    at = np.flatnonzero(chosen >= 0)
+    if len(at):
+        calls = chosen[at] >> OUTPUT_BITS
+        found[at] = bits_at(reaches(tape, _types(tape, calls))[0], chosen[at])
+        if not found[at].all():
+            found[at] = bits_at(_outputs(tape)[calls], chosen[at])
     return found
 
 
-def _read_past(tape: Tape, last: int) -> None:
-    """Find out which outputs of the calls up to a flush are trained, flush by flush: they use nothing but earlier ones."""
-    while len(tape.trained.past) <= last:
-        floor, types, arguments, further, imports, data = tape.past[len(tape.trained.past)]
-        tape.trained.past.append(trained_outputs(tape, calls_from(floor, types, arguments, further), imports, data))
+def _types(tape: Tape, calls: Longs) -> Ints:
+    """The recorded types of some calls."""
+    now = segment(tape)
+    first = tape.floor >> OUTPUT_BITS
+    if calls.min() >= first:
+        return now.type[calls - first]
+    return np.concatenate([*(part.type for part in tape.past), now.type])[calls]
+
+
+def _outputs(tape: Tape) -> Longs:
+    """For every call so far which of its outputs require gradients, as bits."""
+    known = tape.trained
+    if known.flushes < len(tape.past):
+        known.outputs = _with(tape, known.outputs, tape.past[known.flushes :])
+        known.flushes = len(tape.past)
+    return _with(tape, known.outputs, [segment(tape)]) if tape.type else known.outputs
 
 
 def bits_at(outputs: Longs, refs: Longs) -> Flags:
@@ -102,13 +107,20 @@ def bits_at(outputs: Longs, refs: Longs) -> Flags:
     return found
 
 
-def trained_outputs(tape: Tape, calls: Recorded, imports: Sequence[int], data: Mapping[int, list[Any]]) -> Longs:
-    """For every one of these calls, which of its outputs require gradients, as bits."""
-    layout = Layout(calls, *tape.state.widths())
+def _with(tape: Tape, before: Longs, more: Sequence[Pending]) -> Longs:
+    """The same for some flushes more: they use nothing but themselves and what was before."""
+    calls = joined(more)
+    recorded, imports = calls.numbered()
+    layout = Layout(recorded, *tape.state.widths())
     own, passing = reaches(tape, calls.type)
-    reached = _given_trained(tape, calls.type, data)
+    reached = _given_trained(tape, calls.type, calls.data)
     handed = np.flatnonzero(layout.handed)
-    reached[layout.consumer[handed][are_trained(tape, imports)[-calls.arguments[handed] - 1]]] = True
+    if len(handed):
+        trained = np.zeros(len(imports), bool)
+        given, earlier = np.flatnonzero(imports < 0), np.flatnonzero(imports >= 0)
+        trained[given] = are_trained(tape, imports[given].tolist())
+        trained[earlier] = bits_at(before[imports[earlier] >> OUTPUT_BITS], imports[earlier])
+        reached[layout.consumer[handed][trained[-recorded.arguments[handed] - 1]]] = True
     found: Longs = own | np.where(reached, passing, 0)
     inside = ~layout.handed & (passing & ~found != 0)[layout.consumer]
     producer, consumer = layout.producer[inside], layout.consumer[inside]
@@ -116,15 +128,15 @@ def trained_outputs(tape: Tape, calls: Recorded, imports: Sequence[int], data: M
     for _ in range(ROUNDS):
         fresh = consumer[(found[producer] >> output & 1) != 0]
         if not len(fresh):
-            return found
+            return np.append(before, found)
         found[fresh] |= passing[fresh]
         rest = (passing & ~found)[consumer] != 0
         producer, consumer, output = producer[rest], consumer[rest], output[rest]
-    bits, more = found.tolist(), passing.tolist()
+    bits, more_bits = found.tolist(), passing.tolist()
     for source, at, user in zip(producer.tolist(), output.tolist(), consumer.tolist(), strict=True):
         if bits[source] >> at & 1:
-            bits[user] |= more[user]
-    return np.array(bits, np.int64)
+            bits[user] |= more_bits[user]
+    return np.append(before, np.array(bits, np.int64))
 
 
 def reaches(tape: Tape, types: Any) -> tuple[Longs, Longs]:

@@ -1,8 +1,8 @@
 """What nobody waits for is left for the last flush, where it runs together with all that is like it.
 
-A flush in the middle computes what the waiting examples need. Two things are taken off the tape and put back at the very end:
-what finished examples recorded since the last flush, and calls of *late* types, on which no number that was asked for has ever
-depended, and which were never used again after a flush.
+A flush in the middle computes what the waiting examples need. Two things stay where they are until the very end: what finished
+examples recorded since the last flush, and calls of *late* types, on which no number that was asked for has ever depended, and
+which were never used again after a flush.
 
     tape       | example 0 waits | example 1 ends | example 2 waits | example 3 ends |
     runs now     ----------  ---                    ----------  ---
@@ -11,134 +11,126 @@ depended, and which were never used again after a flush.
 
 from __future__ import annotations
 
-from collections.abc import Container
+import sys
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from weft.graph.recording import OUTPUT_BITS, References
-from weft.lazy.chains import LOW, Longs
-from weft.lazy.division import Division, all_left, divided
-from weft.lazy.taken import calls_of
+from weft.graph.recording import OUTPUT_BITS, References, Table
+from weft.lazy.chains import Recorded
+from weft.lazy.division import Division, divided, undivided
+from weft.lazy.taken import Pending, all_pending, segment, tables_of
 from weft.lazy.tape import Tape
-from weft.lazy.value import STEP, Value
+from weft.lazy.value import Value
 
 
-class Leftover:
-    """Calls since the last flush of which some wait."""
+class Selection:
+    """The calls that a flush is about, and which of them run now. `held`: values that somebody holds."""
 
-    def __init__(self, tape: Tape, division: Division) -> None:
-        self.tape, self.floor, self.division = tape, tape.floor, division
+    def __init__(self, tape: Tape, calls: Pending, handed: References, division: Division, held: list[Value]) -> None:
+        self.tape, self.calls, self.division, self.held = tape, calls, division, held
+        self.handed = handed
+        """What is used of earlier flushes, and of what is given, by its number in `division.others`."""
+        self.wanted = calls.refs(division.wanted)
 
-    def wanted(self, alive: References) -> References:
-        """Of what is alive, and of what is used by what is left, references to what runs now."""
-        return np.union1d(self.division.runs(alive - self.floor), self.division.used) + self.floor
+    def tables(self) -> dict[tuple[int, int], Table]:
+        """What is fed to the calls that run now."""
+        state = self.tape.state
+        return tables_of(state, self.division.fed(state.fines, self.calls.data, self.division.runs))
 
-    def take_off(self, values: list[Value], copies: bool) -> None:
-        """Keep what is needed to put the calls back, before the tape goes on without them. `copies`: of fed tensors, too."""
-        tape, division, floor = self.tape, self.division, self.floor
-        self.handed = [tape.imported_refs[-ref - 1] if ref < 0 else ref + floor for ref in division.handed]
-        fed = division.fed(tape.state.fines, tape.data, left=True)
-        self.data = {
-            number: [row.clone() if copies and isinstance(row, Tensor) else row for row in rows] for number, rows in fed.items()
-        }
-        self.fed = [] if copies else tape.fed
-        before, chosen = division.before, division.is_left
-        ends = [start for start, _ in tape.bounds[1:]] + [len(chosen)]
-        pieces = zip(tape.bounds, ends, strict=True)
-        self.bounds = [(before[start], example) for (start, example), end in pieces if before[start] < before[end]]
-        self.values = [value for value in values if value._ref >= floor and chosen[(value._ref - floor) // STEP]]
+    def leave(self) -> None:
+        """Let the tape go on: all that ran is known, and what is left waits. Of fed tensors it has copies."""
+        tape, division, calls = self.tape, self.division, self.calls
+        waiting = [value for value in self.held if value._ref not in tape.results]
+        if calls.holds_left:
+            tape.left = []
+        if division.left.any():
+            fed = division.fed(tape.state.fines, calls.data, division.left)
+            data = {number: list(map(_own, rows)) for number, rows in fed.items()}
+            tape.left.append(division.later(calls, waiting, data))
+        elif tape.left:
+            tape.left[-1].values.extend(waiting)
+        tape.advance()
 
-    def holds(self, ref: int) -> bool:
-        """Whether a reference is of a call that is left here."""
-        at = (ref - self.floor) // STEP
-        return 0 <= at < len(self.division.is_left) and self.division.is_left[at]
-
-    def put_back(self, all_left: list[Leftover], floors: Longs) -> None:
-        """After everything that the tape holds by now. `all_left` begin at `floors`; those before this one are back already."""
-        tape, division = self.tape, self.division
-        self.first, calls = tape.next, len(tape.type)
-        tape.type += division.type
-        tape.further += division.further
-        tape.fed += self.fed
-        tape.bounds += [(calls + at, example) for at, example in self.bounds]
-        for number, rows in self.data.items():
-            tape.data[number] += rows
-        refs, inside = np.empty(len(division.arguments), np.int64), ~division.handed_at
-        refs[inside] = self.moved(division.arguments[inside] + self.floor)
-        refs[division.handed_at] = self._handed_in(all_left, floors)
-        tape.arguments += refs.tolist()
-        tape.next = self.first + len(division.type) * STEP
-        mine = [value for value in self.values if self.holds(value._ref)]  # others have been written into since
-        for value, ref in zip(mine, self.moved(np.array([value._ref for value in mine], np.int64)).tolist(), strict=True):
-            value._ref = ref
-        if tape.values is not None:
-            tape.values += self.values
-
-    def moved(self, refs: Longs) -> Longs:
-        """Where references to calls that were left here are now."""
-        at = refs - self.floor
-        found: Longs = self.first + (self.division.number[at >> OUTPUT_BITS] << OUTPUT_BITS | at & LOW)
-        return found
-
-    def _handed_in(self, all_left: list[Leftover], floors: Longs) -> Longs:
-        """References to results of earlier flushes, and to what was left by them."""
-        tape = self.tape
-        found = np.array([tape.handed_in(ref) if ref in tape.results else ref for ref in self.handed], np.int64)
-        is_left = np.flatnonzero(found >= 0)
-        source = np.searchsorted(floors, found[is_left], "right") - 1
-        for number in np.flatnonzero(np.bincount(source)).tolist():
-            at = is_left[source == number]
-            found[at] = all_left[number].moved(found[at])
-        return found
+    def position(self, at: int) -> int:
+        """Which of the calls that wait the running call number `at` is."""
+        return int(np.flatnonzero(self.division.runs)[at])
 
 
-def left_over(tape: Tape, busy: Container[int], needed: list[Value]) -> Leftover | None:
-    """The calls of examples that are not busy, and those of late types; None where there are none, or they cannot wait."""
+def _own(row: Any) -> Any:
+    return row.clone() if isinstance(row, Tensor) else row
+
+
+def everything(tape: Tape, wanted: References | None = None) -> Selection:
+    """All that waits, as far as what is wanted depends on it; without `wanted`, what is alive."""
+    held, calls = _held(tape, with_left=True), all_pending(tape)
+    recorded, handed = calls.numbered()
+    alive = _alive(tape, calls, held) if wanted is None else wanted
+    return Selection(tape, calls, handed, undivided(tape.state, recorded, calls.places(alive)), held)
+
+
+def recorded(tape: Tape, wanted: References) -> tuple[Recorded, References]:
+    """What a tape without flushes holds, as far as what is wanted depends on it, and the references to that."""
+    found = everything(tape, wanted)
+    return replace(found.division.others, data=found.tables()), found.division.now(wanted)
+
+
+def selected(tape: Tape, busy: Collection[int], asked: list[Value]) -> Selection:
+    """Without the calls of examples that are not busy, and without those of late types, unless what is asked for needs them."""
     if tape.values is None or tape.watchful:
-        put_back(tape)
-        return None
-    ends = [start for start, _ in tape.bounds[1:]] + [len(tape.type)]
-    pieces = zip(tape.bounds, ends, strict=True)
-    idle = [(start, end) for (start, example), end in pieces if start < end and example not in busy]
-    if not idle and not tape.left and tape.state.eager()[list(set(tape.type))].all():
-        return None
-    calls, finished = calls_of(tape), np.zeros(len(tape.type), bool)
-    for start, end in idle:
-        finished[start:end] = True
-    missing = np.array([ref not in tape.results for ref in tape.imported_refs] if tape.left else [], bool)
-    asked = np.array([value._ref for value in needed], np.int64)
-    found = divided(tape.state, calls, finished, missing, (asked - tape.floor) >> OUTPUT_BITS)
-    if found is None:
-        _never_wait(tape)
-        put_back(tape)
-        return left_over(tape, busy, needed)
-    return Leftover(tape, found) if len(found.type) else None
+        return everything(tape)
+    calls = segment(tape)
+    if not any(value._ref < tape.floor for value in asked):
+        found = _divided(tape, calls, busy, asked, _held(tape))
+        if found is not None:
+            return found
+    _never_wait(tape, calls)
+    found = _divided(tape, all_pending(tape), busy, asked, _held(tape, with_left=True))
+    assert found is not None
+    return found
 
 
-def _never_wait(tape: Tape) -> None:
+def _never_wait(tape: Tape, calls: Pending) -> None:
     """What was left and is used again does not wait the next time."""
-    for ref in tape.imported_refs:
-        one = None if ref in tape.results else tape.left_at(ref)
-        if one is not None:
-            tape.state.eager()[one.division.calls.type[(ref - one.floor) // STEP]] = True
+    for left in tape.left:
+        used = np.isin(left.number, calls.arguments >> OUTPUT_BITS)
+        tape.state.eager()[left.type[used]] = True
 
 
-def put_back(tape: Tape) -> None:
-    """All that was left is on the tape again, before what it holds now."""
-    left, tape.left = tape.left, []
-    if not left:
-        return
-    if tape.type:
-        now = Leftover(tape, all_left(tape.state, calls_of(tape)))
-        now.take_off(tape.values or [], copies=False)
-        left.append(now)
-    written = tape.changes.shifted(sum(len(one.division.type) for one in left[:-1]))
-    bounds = tape.bounds
-    tape.advance()
-    tape.changes.written = written
-    floors = np.array([one.floor for one in left], np.int64)
-    for one in left:
-        one.put_back(left, floors)
-    if bounds and (not tape.bounds or tape.bounds[-1][1] != bounds[-1][1]):
-        tape.bound(bounds[-1][1])
+def _divided(tape: Tape, calls: Pending, busy: Collection[int], asked: list[Value], held: list[Value]) -> Selection | None:
+    recorded, handed = calls.numbered()
+    is_busy = np.zeros(int(calls.example.max(initial=0)) + 1, bool)
+    is_busy[[example for example in busy if example < len(is_busy)]] = True
+    missing = np.zeros(len(handed), bool)
+    if tape.left and not calls.holds_left:
+        missing[:] = [ref >= 0 and ref not in tape.results for ref in handed.tolist()]
+    places = calls.places(np.array([value._ref for value in asked], np.int64)) >> OUTPUT_BITS
+    alive = calls.places(_alive(tape, calls, held))
+    division = divided(tape.state, recorded, ~is_busy[calls.example], missing, places, alive)
+    return None if division is None else Selection(tape, calls, handed, division, held)
+
+
+def _held(tape: Tape, with_left: bool = False) -> list[Value]:
+    """The values that somebody else holds."""
+    tape.settle_all()
+    lists = [*(calls.values for calls in tape.left if with_left), tape.values or []]
+    counted = [(values, list(map(sys.getrefcount, values))) for values in lists]
+    return [value for pairs in counted for value, count in zip(*pairs, strict=True) if count > _UNHELD]
+
+
+def _alive(tape: Tape, calls: Pending, held: list[Value]) -> References:
+    """References of the values that are held, of those calls; of all there are where that is not known."""
+    if tape.values is None:
+        outputs = np.array([len(tape.state.fines[number].outs) for number in calls.type.tolist()], np.int64)
+        first = np.repeat((calls.number << OUTPUT_BITS) - (np.cumsum(outputs) - outputs), outputs)
+        return first + np.arange(len(first))
+    least = int(calls.number[0]) << OUTPUT_BITS if len(calls.number) else 0
+    refs = np.array([value._ref for value in held if value._ref >= least and value._ref not in tape.results], np.int64)
+    return refs if bool((refs[1:] > refs[:-1]).all()) else np.unique(refs)
+
+
+_UNHELD = next(map(sys.getrefcount, [object()]))
+"""What the count of references is where only a list holds an object."""

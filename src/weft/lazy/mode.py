@@ -40,7 +40,7 @@ class Recording(TorchFunctionMode):
             count = len(args)
             if count == 1:
                 first = args[0]
-                if first.__class__ is Value and first._ref >= tape.floor:
+                if first.__class__ is Value:
                     entry = tape.fast.get((func, first._kind, id(frame.f_code), frame.f_lasti))
                     if entry is not None:
                         ref = tape.next

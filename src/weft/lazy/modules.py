@@ -48,7 +48,7 @@ def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             cls = first.__class__
             if cls is Value:
                 entry = tape.fast.get((self, self.training, first._kind, id(frame.f_code), frame.f_lasti))
-                if entry is not None and first._ref >= tape.floor and first._tape is tape:
+                if entry is not None and first._tape is tape:
                     ref = tape.next
                     tape.next = ref + STEP
                     tape.type.append(entry[0])
@@ -66,9 +66,8 @@ def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             first, second = args
             if first.__class__ is Value and second.__class__ is Value and first._tape is tape and second._tape is tape:
                 found = tape.quick.get((self, self.training, first._kind, second._kind, id(frame.f_code), frame.f_lasti))
-                left, right = first._ref, second._ref
-                if found is not None and left >= tape.floor and right >= tape.floor:
-                    return quick_call(tape, found, (left, right), ())
+                if found is not None:
+                    return quick_call(tape, found, (first._ref, second._ref), ())
         found = short(tape, self, (self.training, *args), frame)
         if found is not MISS:
             return found

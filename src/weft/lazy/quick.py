@@ -39,15 +39,13 @@ class Quick:
 def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int], feeds: list[Any]) -> Any:
     """The key of the short way, references and fed numbers on the way; None if the call must go the long way."""
     key = [head, id(frame.f_code), frame.f_lasti]
-    floor, imports = tape.floor, tape.imports
     for item in args:
         cls = item.__class__
         if cls is Value:
             if item._tape is not tape:
                 return None
-            ref = item._ref
             key.append(item._kind)
-            refs.append(ref if ref >= floor else imports[ref] if ref in imports else tape.imported(item))
+            refs.append(item._ref)
         elif cls is tuple or cls is list:
             key.append(cls)
             for part in item:
@@ -59,9 +57,8 @@ def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int
                     continue
                 if part.__class__ is not Value or part._tape is not tape:
                     return None
-                ref = part._ref
                 key.append(part._kind)
-                refs.append(ref if ref >= floor else imports[ref] if ref in imports else tape.imported(part))
+                refs.append(part._ref)
             key.append(len(item))
         elif cls is int or cls is str or cls is bool or item is None:
             key.append(cls)

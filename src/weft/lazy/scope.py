@@ -11,7 +11,8 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from weft.errors import TraceError, TypeMismatch
-from weft.lazy.flush import Flush, alive
+from weft.lazy.flush import Flush
+from weft.lazy.leftover import everything
 from weft.lazy.mode import Recording
 from weft.lazy.patches import UndoRecording, intercepted
 from weft.lazy.refusals import explained
@@ -136,7 +137,7 @@ class batching:
     def _run(self, tape: Tape) -> None:
         if tape.type:
             with torch.set_grad_enabled(tape.ambient_grad):  # the scope's own, wherever the value is asked for
-                Flush(tape, alive(tape)).run(self.options)
+                Flush(everything(tape)).run(self.options)
             tape.bound(0)
 
 

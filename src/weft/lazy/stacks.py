@@ -57,7 +57,7 @@ class Stacked(Value):
     def __init__(self, tape: Tape, parts: Sequence[Value], copies: bool = True) -> None:
         kind = parts[0]._kind
         super().__init__(tape, -1, kind_of((len(parts), *kind.shape), kind.dtype))
-        self._known = _Rows([tape.twin(part) for part in parts] if copies else list(parts), not copies)
+        self._known = _Rows([tape.make(tape, part._ref, part._kind) for part in parts] if copies else list(parts), not copies)
         if tape.watchful and copies:
             for part in self.parts:
                 make_own(tape, part)

@@ -1,45 +1,106 @@
-"""What a tape holds since the last flush, as arrays."""
+"""Calls that were recorded and have not run, as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.graph.recording import References, Table, table
-from weft.lazy.chains import Recorded
-from weft.lazy.division import without_unused
+from weft.graph.program import Ints
+from weft.graph.recording import OUTPUT_BITS, References, Table, table
+from weft.lazy.chains import LOW, Flags, Longs, Recorded
 from weft.lazy.state import State
+from weft.lazy.value import Value
 
 if TYPE_CHECKING:
     from weft.lazy.tape import Tape
 
 
-def recorded(tape: Tape, wanted: References) -> tuple[Recorded, References]:
-    """What a tape without flushes holds, as far as what is wanted depends on it, and the references to that."""
-    found, data = calls_of(tape), dict(tape.data)
-    unused = without_unused(tape.state, found, wanted)
-    if unused is not None:
-        found, wanted, data = unused.others, unused.now(wanted), unused.fed(tape.state.fines, data, left=False)
-    return replace(found, data=tables_of(tape.state, data)), wanted
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """Calls that wait to be run, in the order in which they were recorded. References are those of the tape."""
+
+    number: Longs
+    """Which call of the tape each of them is."""
+    type: Ints
+    arguments: References
+    further: Ints
+    starts: Flags
+    example: Ints
+    """Whose code each call is of."""
+    data: Mapping[int, list[Any]]
+    values: list[Value]
+    """Of calls that were left: results that somebody may still hold."""
+    holds_left: bool = False
+    """Whether calls that were left by earlier flushes are among them."""
+
+    def holds(self, ref: int) -> bool:
+        """Whether a reference is of one of these calls."""
+        at = int(np.searchsorted(self.number, ref >> OUTPUT_BITS))
+        return at < len(self.number) and int(self.number[at]) == ref >> OUTPUT_BITS
+
+    def numbered(self) -> tuple[Recorded, References]:
+        """With references that count from the first of these calls, and below zero for those that name other calls: which."""
+        first = int(self.number[0]) if len(self.number) else 0
+        at = (self.arguments >> OUTPUT_BITS) - first
+        outside = at < 0
+        if len(self.number) and int(self.number[-1]) - first >= len(self.number):
+            place = np.full(int(self.number[-1]) - first + 1, -1, np.int64)
+            place[self.number - first] = np.arange(len(self.number))
+            at = np.where(outside, -1, place[np.maximum(at, 0)])
+            outside = at < 0
+        arguments = at << OUTPUT_BITS | self.arguments & LOW
+        handed, slots = np.unique(self.arguments[outside], return_inverse=True)
+        arguments[outside] = -1 - slots
+        return Recorded(self.type, arguments, self.further, {}, self.starts), handed
+
+    def places(self, refs: References) -> References:
+        """References of the tape, counted from the first of these calls."""
+        found: References = np.searchsorted(self.number, refs >> OUTPUT_BITS) << OUTPUT_BITS | refs & LOW
+        return found
+
+    def refs(self, places: References) -> References:
+        """The other way round."""
+        found: References = self.number[places >> OUTPUT_BITS] << OUTPUT_BITS | places & LOW
+        return found
 
 
-def calls_of(tape: Tape) -> Recorded:
-    """The calls since the last flush, without what is fed to them. References count from the first of them."""
-    found = calls_from(tape.floor, tape.type, tape.arguments, tape.further)
-    found.starts[[call for call, _ in tape.bounds]] = True
-    return found
+def joined(parts: Sequence[Pending]) -> Pending:
+    """Calls of several flushes, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    data: defaultdict[int, list[Any]] = defaultdict(list)
+    for part in parts:
+        for number, rows in part.data.items():
+            data[number] += rows
+    columns = [(part.number, part.type, part.arguments, part.further, part.starts[:-1], part.example) for part in parts]
+    numbers, types, arguments, further, starts, examples = map(np.concatenate, zip(*columns, strict=True))
+    return Pending(numbers, types, arguments, further, np.append(starts, True), examples, data, [], True)
 
 
-def calls_from(floor: int, types: list[int], refs: list[int], further: list[int]) -> Recorded:
-    """Calls as they were written on a tape, of which the first has this reference."""
-    arguments = np.fromiter(refs, np.int64, len(refs))
-    arguments[arguments >= 0] -= floor
-    starts = np.zeros(len(types) + 1, bool)
+def segment(tape: Tape) -> Pending:
+    """The calls since the last flush."""
+    count = len(tape.type)
+    if tape.taken is not None and len(tape.taken.type) == count:
+        return tape.taken
+    number = np.arange(count) + (tape.floor >> OUTPUT_BITS)
+    starts, example = np.zeros(count + 1, bool), np.zeros(count, np.int32)
     starts[[0, -1]] = True
-    return Recorded(np.fromiter(types, np.int32, len(types)), arguments, np.array(further, np.int32), {}, starts)
+    if tape.bounds:
+        bounds = np.array(tape.bounds, np.int64)
+        starts[bounds[:, 0]] = True
+        example[bounds[0, 0] :] = np.repeat(bounds[:, 1], np.diff(bounds[:, 0], append=count))
+    types, arguments = np.fromiter(tape.type, np.int32, count), np.fromiter(tape.arguments, np.int64, len(tape.arguments))
+    tape.taken = Pending(number, types, arguments, np.array(tape.further, np.int32), starts, example, tape.data, [])
+    return tape.taken
+
+
+def all_pending(tape: Tape) -> Pending:
+    """The calls since the last flush, after those that were left before."""
+    return joined([*tape.left, segment(tape)])
 
 
 def tables_of(state: State, data: Mapping[int, list[Any]]) -> dict[tuple[int, int], Table]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from types import FrameType
 from typing import Any, Protocol
 
@@ -22,14 +20,9 @@ from weft.lazy.kinds import Kind
 from weft.lazy.ops import PLAIN, Setting
 from weft.lazy.pools import ROW, ROW_BITS, Pool, Rows
 from weft.lazy.state import State, Tables, World
+from weft.lazy.taken import Pending, segment
 from weft.lazy.value import STEP, Value
 from weft.lazy.views import Views
-
-Segment = tuple[int, list[int], list[int], list[int], list[int], dict[int, list[Any]]]
-"""First reference, types, arguments, further counts, the references that were handed in again, and fed data."""
-
-
-_floor = attrgetter("floor")
 
 
 class _Active(threading.local):
@@ -59,15 +52,11 @@ class Hot:
         "data",
         "depth",
         "fast",
-        "floor",
-        "imported_refs",
-        "imports",
         "next",
         "ones",
         "others",
         "paused",
         "quick",
-        "results",
         "type",
         "values",
     )
@@ -98,20 +87,19 @@ class Tape(Hot):
         self.bounds: list[tuple[int, int]] = []
         """(call, example) wherever other code went on: another example, or the same one after a flush."""
         self.changes = Changes()
-        self.imports: dict[int, int] = {}
-        self.imported_refs: list[int] = []
         self.fed: list[tuple[Tensor, int]] = []
         self.results: dict[int, int] = {}
         """Where the tensor of each reference that was computed is: source and row, as `pools.py` writes them."""
         self.sources: list[Any] = []
         self._pools: dict[Any, int] = {}
         self.values: list[Value] | None = None
-        self.held: list[Value] = []
-        """During a flush: values since the last one that somebody holds."""
         self.make: Any = Value
-        self.past: list[Segment] = []
-        self.left: list[Any] = []
-        """Calls of finished examples that wait for the last flush."""
+        self.past: list[Pending] = []
+        """The calls of each flush so far, whether it ran them or not."""
+        self.taken: Pending | None = None
+        """Those since the last flush, as arrays."""
+        self.left: list[Pending] = []
+        """Those that wait for the last flush."""
         self.views = Views()
         self.watchful = False
         """A view, or a value with views, was written into: every argument is looked at."""
@@ -206,54 +194,19 @@ class Tape(Hot):
         found: tuple[Rows, int] = self.sources[place >> ROW_BITS].find(place & ROW)
         return found
 
-    def imported(self, value: Value) -> int:
-        """The result of an earlier flush, handed in again: a reference below zero."""
-        ref = value._ref
-        found = self.imports.get(ref)
-        if found is None:
-            if ref not in self.results and self.left_at(ref) is None:
-                self.result(value)
-            found = self.handed_in(ref)
-        return found
-
-    def handed_in(self, ref: int) -> int:
-        """The same of a reference to such a result."""
-        found = self.imports.get(ref)
-        if found is None:
-            found = self.imports[ref] = -len(self.imports) - 1
-            self.imported_refs.append(ref)
-        return found
-
-    def left_at(self, ref: int) -> Any:
-        """What was left by the flush that left the call of this reference; None where it was not left."""
-        at = bisect_right(self.left, ref, key=_floor) - 1
-        return self.left[at] if at >= 0 and self.left[at].holds(ref) else None
-
-    def twin(self, value: Value) -> Value:
-        """Another value of the same call, which follows where that goes."""
-        made: Value = self.make(self, value._ref, value._kind)
-        if self.left and value._ref < self.floor:
-            one = self.left_at(value._ref)
-            if one is not None:
-                one.values.append(made)
-        return made
-
-    def put_back(self) -> None:
-        """What was left for the last flush is on the tape again."""
-        if self.left:
-            from weft.lazy.leftover import put_back
-
-            put_back(self)
+    def is_left(self, ref: int) -> bool:
+        """Whether a reference is of a call that was left by a flush."""
+        return any(calls.holds(ref) for calls in self.left)
 
     def advance(self) -> None:
         """Everything recorded so far has been run, or was taken off."""
-        self.past.append(self.segment())
+        self.past.append(segment(self))
+        self.taken = None
         self.floor = self.next
         self.type, self.arguments, self.further = [], [], []
         self.data = defaultdict(list)
-        self.imports, self.imported_refs, self.fed, self.bounds = {}, [], [], []
+        self.fed, self.bounds = [], []
         self.changes.written = {}
-        self.held = []
         if self.values is not None:
             self.values.clear()
 
@@ -285,9 +238,7 @@ class Tape(Hot):
 
     def _compute(self, value: Value) -> None:
         """Let what is pending run, so that there is a result of this value."""
-        if self.left and value._ref < self.floor and value._ref not in self.results:
-            self.put_back()
-        if value._ref >= self.floor and self.ended is None:
+        if self.ended is None and (value._ref >= self.floor or self.is_left(value._ref)):
             if self.driver is None or active.tape is not self:
                 raise TraceError("a Value of another thread's or another scope's recording was needed; return it instead")
             self.driver.need(value)
@@ -327,14 +278,9 @@ class Tape(Hot):
     def requires_grad(self, value: Value) -> bool:
         return requires_grad(self, value)
 
-    def segment(self) -> Segment:
-        """What was recorded since the last flush."""
-        return self.floor, self.type, self.arguments, self.further, self.imported_refs, self.data
-
     def watch(self) -> None:
         """From now on look at every argument, which may stand for something else by now."""
         if not self.watchful:
-            self.put_back()
             self.watchful = True
             self.set_context()
 
@@ -347,7 +293,7 @@ class Tape(Hot):
         if self.watchful and self.values is not None:
             before, active.tape = active.tape, self
             try:
-                for value in list(self.values):
+                for value in [*(value for calls in self.left for value in calls.values), *self.values]:
                     if value.__class__ is Value:
                         value._ref = self.views.current(self, value)._ref
             finally:

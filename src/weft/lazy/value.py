@@ -308,19 +308,17 @@ def _binary(name: str, func: Any) -> Callable[[Value, Any], Any]:
         if cls is Value:
             if other._tape is tape:
                 entry = tape.fast.get((name, self._kind, other._kind, id(frame.f_code), frame.f_lasti))
-                if entry is not None:
-                    left, right = self._ref, other._ref
-                    if left >= tape.floor and right >= tape.floor:
-                        ref = tape.next
-                        tape.next = ref + STEP
-                        tape.type.append(entry[0])
-                        tape.arguments += (left, right)
-                        return tape.make(tape, ref, entry[1])
+                if entry is not None and self.__class__ is Value:
+                    ref = tape.next
+                    tape.next = ref + STEP
+                    tape.type.append(entry[0])
+                    tape.arguments += (self._ref, other._ref)
+                    return tape.make(tape, ref, entry[1])
         elif cls is int or cls is float:
             entry, feeds = tape.fast.get((name, self._kind, other, cls, id(frame.f_code), frame.f_lasti)), []
             if entry is None and abs(other) < LARGE[cls]:
                 entry, feeds = tape.fast.get((name, self._kind, cls, id(frame.f_code), frame.f_lasti)), [other]
-            if entry is not None and self._ref >= tape.floor:
+            if entry is not None and self.__class__ is Value:
                 return tape.make(tape, tape.emitted(entry[0], [self._ref], feeds), entry[1])
         return tape.record(func, (self, other), {}, frame, name)
 
@@ -334,7 +332,7 @@ def _unary(name: str, func: Any) -> Callable[..., Any]:
         frame = _getframe(1)
         if not args and not kwargs:
             entry = tape.fast.get((name, self._kind, id(frame.f_code), frame.f_lasti))
-            if entry is not None and self._ref >= tape.floor:
+            if entry is not None and self.__class__ is Value:
                 ref = tape.next
                 tape.next = ref + STEP
                 tape.type.append(entry[0])

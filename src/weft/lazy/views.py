@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from weft.errors import TraceError
+from weft.graph.recording import OUTPUT_BITS
 from weft.lazy.ops import Op
-from weft.lazy.value import STEP, Value, picked
+from weft.lazy.taken import Pending, segment
+from weft.lazy.value import LOW, STEP, Value, picked
 
 if TYPE_CHECKING:
     from weft.lazy.tape import Tape
@@ -58,7 +60,7 @@ class Views:
         """Read what was recorded since the last time."""
         if self.segment == len(tape.past) and self.call == len(tape.type):
             return
-        segments = [*tape.past, tape.segment()]
+        segments = [*tape.past, segment(tape)]
         while True:
             self._read(tape, segments[self.segment])
             if self.segment == len(segments) - 1:
@@ -67,8 +69,9 @@ class Views:
             self.call = self.argument = self.many = 0
             self.fed.clear()
 
-    def _read(self, tape: Tape, segment: Any) -> None:
-        floor, types, arguments, further, imports, data = segment
+    def _read(self, tape: Tape, calls: Pending) -> None:
+        floor = int(calls.number[0]) << OUTPUT_BITS if len(calls.number) else 0
+        types, arguments, further, data = calls.type.tolist(), calls.arguments.tolist(), calls.further.tolist(), calls.data
         fines = tape.state.fines
         for call in range(self.call, len(types)):
             op, number = fines[types[call]], types[call]
@@ -77,7 +80,6 @@ class Views:
             for output, base in enumerate(op.views):
                 if base >= 0:
                     refs = arguments[self.argument : self.argument + len(op.args)]
-                    refs = [ref if ref >= 0 else imports[-ref - 1] for ref in refs]
                     at, width = self.fed[number], len(op.feeds)
                     feeds = data[number][at * width : (at + 1) * width] if width else []
                     rest = (*_others(tape, op, refs, base), *(_fed(tape, *pair) for pair in zip(feeds, op.feeds, strict=True)))
@@ -96,7 +98,7 @@ class Views:
         found = self.known.get(ref)
         if found is None or found.base >= tape.floor or found.base in tape.results or found.base in self.moved:
             return found
-        if tape.left_at(found.base) is not None:
+        if tape.is_left(found.base):
             return found
         if self.viewed[found.base] > 1:
             raise TraceError(
@@ -172,9 +174,9 @@ def _kind_at(tape: Tape, ref: int) -> Any:
     """The kind of a reference: of a call in the tape, or of what an earlier flush gave."""
     if ref in tape.results:
         return tape.found(ref)[0].kind
-    for floor, types, *_ in (tape.segment(), *reversed(tape.past)):
-        if ref >= floor:
-            return tape.state.fines[types[(ref - floor) // STEP]].outs[(ref - floor) % STEP]
+    for calls in (segment(tape), *reversed(tape.past)):
+        if calls.holds(ref):
+            return tape.state.fines[int(calls.type[(ref >> OUTPUT_BITS) - int(calls.number[0])])].outs[ref & LOW]
     raise AssertionError("a reference that no call gave")
 
 

@@ -22,10 +22,10 @@ typedef struct {
 
 static PyTypeObject *ValueType, *ConstantType, *TapeType, *QuickType;
 static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind, *StackDepth, *Special;
-static PyObject *s_tape, *s_training, *s_imported;
+static PyObject *s_tape, *s_training;
 static long long Step;
 static Py_ssize_t v_tape, v_ref, v_kind, c_number, q_number, q_single, q_kinds;
-static Py_ssize_t t_type, t_arguments, t_data, t_next, t_floor, t_imports, t_values, t_fast, t_quick, t_ones, t_others, t_paused, t_results, t_refs, t_depth;
+static Py_ssize_t t_type, t_arguments, t_data, t_next, t_values, t_fast, t_quick, t_ones, t_others, t_paused, t_depth;
 
 #define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
@@ -97,31 +97,11 @@ static long long number_of(PyObject *integer)
     return integer != NULL && PyLong_CheckExact(integer) ? PyLong_AsLongLong(integer) : -1;
 }
 
-/* The reference of a value of this tape; the result of an earlier flush is handed in again. */
-static int put_ref(Parts *p, PyObject *tape, PyObject *value)
+static int put_ref(Parts *p, PyObject *value)
 {
     if (p->numbers == MOST) return 0;
-    PyObject *ref = SLOT(value, v_ref);
-    if (number_of(ref) >= number_of(SLOT(tape, t_floor))) {
-        Py_INCREF(ref);
-    } else {
-        PyObject *imports = SLOT(tape, t_imports);
-        PyObject *known = imports != NULL && PyDict_CheckExact(imports) ? PyDict_GetItemWithError(imports, ref) : NULL;
-        if (known != NULL) {
-            Py_INCREF(known);
-            ref = known;
-        } else if (!PyErr_Occurred() && PyDict_Contains(SLOT(tape, t_results), ref) == 1) {
-            PyObject *fresh = PyLong_FromSsize_t(-PyDict_GET_SIZE(imports) - 1);
-            if (fresh == NULL || PyDict_SetItem(imports, ref, fresh) < 0 || PyList_Append(SLOT(tape, t_refs), ref) < 0) {
-                Py_XDECREF(fresh);
-                return 0;
-            }
-            ref = fresh;
-        } else if (PyErr_Occurred() || (ref = PyObject_CallMethodOneArg(tape, s_imported, value)) == NULL) {
-            return 0;
-        }
-    }
-    p->refs[p->numbers++] = ref;
+    p->refs[p->numbers] = SLOT(value, v_ref);
+    Py_INCREF(p->refs[p->numbers++]);
     return 1;
 }
 
@@ -130,9 +110,9 @@ static int is_value(PyObject *item, PyObject *tape)
     return Py_IS_TYPE(item, ValueType) && SLOT(item, v_tape) == tape;
 }
 
-static int put_value(Parts *p, PyObject *tape, PyObject *value)
+static int put_value(Parts *p, PyObject *value)
 {
-    return put_new(p, SLOT(value, v_kind)) && put_ref(p, tape, value);
+    return put_new(p, SLOT(value, v_kind)) && put_ref(p, value);
 }
 
 static int put_constant(Parts *p, PyObject *constant)
@@ -157,7 +137,7 @@ static int put_slice(Parts *p, PySliceObject *slice)
 static int put_item(Parts *p, PyObject *tape, PyObject *item)
 {
     PyTypeObject *cls = Py_TYPE(item);
-    if (cls == ValueType) return SLOT(item, v_tape) == tape && put_value(p, tape, item);
+    if (cls == ValueType) return SLOT(item, v_tape) == tape && put_value(p, item);
     if (cls == ConstantType) return put_constant(p, item);
     if (cls == &PyLong_Type || cls == &PyUnicode_Type || cls == &PyBool_Type || item == Py_None)
         return put_new(p, (PyObject *)cls) && put_new(p, item);
@@ -176,7 +156,7 @@ static int put_item(Parts *p, PyObject *tape, PyObject *item)
                 if (!put_new(p, Parameter) || !put(p, PyLong_FromVoidPtr(part))) return 0;
             } else if (PyLong_CheckExact(part)) {
                 if (!put_new(p, (PyObject *)&PyLong_Type) || !put_new(p, part)) return 0;
-            } else if (!is_value(part, tape) || !put_value(p, tape, part)) {
+            } else if (!is_value(part, tape) || !put_value(p, part)) {
                 return 0;
             }
         }
@@ -304,7 +284,7 @@ static PyObject *with_number(Shortcut *self, PyObject *tape, PyObject *value, Py
 {
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     PyObject *found = NULL;
-    int good = put_new(&p, self->name) && put_value(&p, tape, value) && (feed || put_new(&p, number)) &&
+    int good = put_new(&p, self->name) && put_value(&p, value) && (feed || put_new(&p, number)) &&
                put_new(&p, (PyObject *)Py_TYPE(number));
     if (feed) {
         Py_INCREF(number);
@@ -319,7 +299,7 @@ static PyObject *with_value(Shortcut *self, PyObject *tape, PyObject *value, PyO
 {
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     PyObject *found = NULL;
-    int good = put_new(&p, self->name) && put_value(&p, tape, value) && put_value(&p, tape, other);
+    int good = put_new(&p, self->name) && put_value(&p, value) && put_value(&p, other);
     if (good && put_place(&p, 0)) found = by_fast(tape, &p);
     drop(&p);
     return found;
@@ -329,15 +309,12 @@ static PyObject *binary(Shortcut *self, PyObject *const *args, Py_ssize_t count)
 {
     PyObject *tape = count == 2 ? tape_of(args[0]) : NULL, *found = NULL;
     if (tape == NULL) return NULL;
-    long long floor = number_of(SLOT(tape, t_floor));
     PyObject *value = args[0], *other = args[1];
-    if (number_of(SLOT(value, v_ref)) >= floor) {
-        if (is_value(other, tape)) {
-            if (number_of(SLOT(other, v_ref)) >= floor) found = with_value(self, tape, value, other);
-        } else if (PyLong_CheckExact(other) || PyFloat_CheckExact(other)) {
-            found = with_number(self, tape, value, other, 0);
-            if (found == NULL && !PyErr_Occurred() && can_be_fed(other)) found = with_number(self, tape, value, other, 1);
-        }
+    if (is_value(other, tape)) {
+        found = with_value(self, tape, value, other);
+    } else if (PyLong_CheckExact(other) || PyFloat_CheckExact(other)) {
+        found = with_number(self, tape, value, other, 0);
+        if (found == NULL && !PyErr_Occurred() && can_be_fed(other)) found = with_number(self, tape, value, other, 1);
     }
     return found != NULL || PyErr_Occurred() ? found : by_signature(tape, self->func, NULL, args, count, 0);
 }
@@ -345,10 +322,9 @@ static PyObject *binary(Shortcut *self, PyObject *const *args, Py_ssize_t count)
 /* A function of one value, known by `head`. */
 static PyObject *single(PyObject *tape, PyObject *head, PyObject *value, int up)
 {
-    if (number_of(SLOT(value, v_ref)) < number_of(SLOT(tape, t_floor))) return NULL;
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     PyObject *found = NULL;
-    if (put_new(&p, head) && put_value(&p, tape, value) && put_place(&p, up)) found = by_fast(tape, &p);
+    if (put_new(&p, head) && put_value(&p, value) && put_place(&p, up)) found = by_fast(tape, &p);
     drop(&p);
     return found;
 }
@@ -380,12 +356,11 @@ static PyObject *module(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     Parts p = {.keys = 0, .numbers = 0, .fed = 0};
     if (put_new(&p, args[0]) && put_new(&p, training)) {
         if (count == 2 && is_value(given, tape)) {
-            if (number_of(SLOT(given, v_ref)) >= number_of(SLOT(tape, t_floor)) && put_value(&p, tape, given) && put_place(&p, 1))
-                found = by_fast(tape, &p);
+            if (put_value(&p, given) && put_place(&p, 1)) found = by_fast(tape, &p);
         } else if (count == 2 && Py_IS_TYPE(given, ConstantType)) {
             if (put_constant(&p, given) && put_place(&p, 1)) found = by_fast(tape, &p);
         } else if (count == 3 && is_value(given, tape) && is_value(args[2], tape)) {
-            if (put_value(&p, tape, given) && put_value(&p, tape, args[2]) && put_place(&p, 1)) found = by_quick(tape, &p);
+            if (put_value(&p, given) && put_value(&p, args[2]) && put_place(&p, 1)) found = by_quick(tape, &p);
         }
     }
     drop(&p);
@@ -614,15 +589,12 @@ PyObject *weft_shortcuts(PyObject *given)
         {ValueType, "_tape", &v_tape},        {ValueType, "_ref", &v_ref},      {ValueType, "_kind", &v_kind},
         {ConstantType, "_known", &c_number},  {QuickType, "number", &q_number}, {QuickType, "single", &q_single},
         {QuickType, "kinds", &q_kinds},       {TapeType, "type", &t_type},      {TapeType, "arguments", &t_arguments},
-        {TapeType, "data", &t_data},          {TapeType, "next", &t_next},      {TapeType, "floor", &t_floor},
-        {TapeType, "imports", &t_imports},    {TapeType, "values", &t_values},  {TapeType, "fast", &t_fast},
-        {TapeType, "quick", &t_quick},        {TapeType, "ones", &t_ones},      {TapeType, "others", &t_others},
-        {TapeType, "paused", &t_paused},      {TapeType, "results", &t_results}, {TapeType, "imported_refs", &t_refs},
-        {TapeType, "depth", &t_depth}};
+        {TapeType, "data", &t_data},          {TapeType, "next", &t_next},      {TapeType, "values", &t_values},
+        {TapeType, "fast", &t_fast},          {TapeType, "quick", &t_quick},    {TapeType, "ones", &t_ones},
+        {TapeType, "others", &t_others},      {TapeType, "paused", &t_paused},  {TapeType, "depth", &t_depth}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if ((*wanted[i].place = offset_of(wanted[i].type, wanted[i].name)) < 0) return NULL;
     s_tape = PyUnicode_InternFromString("tape");
     s_training = PyUnicode_InternFromString("training");
-    s_imported = PyUnicode_InternFromString("imported");
     return PyType_FromSpec(&spec);
 }
