@@ -115,6 +115,7 @@ class Coarse:
         self.number = np.full(len(ops), -1, np.int64)
         self.new_out = np.arange(len(self.needed)) - np.repeat(self.first_out, [len(op.outs) for op in ops])
         self.kept_column: Flags = np.ones(len(self.chains.word), bool)
+        self.label: Longs = np.full(len(self.chains.word), -1, np.int64)
         for head, block in self.blocks.items():
             if len(block) == 1:
                 self.number[head] = state.library.number(ops[head])
@@ -123,14 +124,23 @@ class Coarse:
         self._stale = False
         self.version += 1
 
+    def known_arrays(self) -> tuple[Any, ...] | None:
+        """What is known, as `c/weave.c` reads it; None before the first recording."""
+        if self._stale:
+            return None
+        chains = self.chains
+        shown = chains.arity, chains.first, chains.is_many, chains.after, chains.before, chains.word, chains.near
+        return *shown, self.position, self.first_out, self.needed, self.number, self.new_out, self.kept_column, self.label
+
     def _block(self, ops: list[Op], block: list[int]) -> Block:
         columns = self._outside(block)
         labels = self.labels.get(tuple(block), tuple(range(len(columns))))
         given = dict(zip(columns, labels, strict=True))
-        seen: set[int] = set()
+        seen: dict[int, int] = {}
         for (position, column), label in given.items():
-            self.kept_column[self.chains.first[block[position]] + column] = label not in seen
-            seen.add(label)
+            at = int(self.chains.first[block[position]]) + column
+            self.kept_column[at] = label not in seen
+            self.label[at] = seen.setdefault(label, at)
         sources: list[list[Source]] = []
         for position, t in enumerate(block):
             inside = [self.chains.source(t, column, position) for column in range(int(self.chains.arity[t]))]

@@ -1,8 +1,8 @@
-"""Which calls of a recording run now, and which wait: found from arrays alone, once for recordings of equal structure."""
+"""Which calls of a recording run now, and which wait: found from arrays alone, by `c/weave.c` or, as it says here, by numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -10,61 +10,108 @@ import numpy as np
 
 from weft.graph.recording import OUTPUT_BITS, References
 from weft.lazy.chains import LOW, Flags, Layout, Longs, Recorded
+from weft.lazy.native import functions
 from weft.lazy.ops import Op
 from weft.lazy.state import State
 from weft.lazy.taken import Pending
-from weft.lazy.value import Value
-from weft.plan.schedule import PlanCache
-
-MOST_KEPT = 256
-"""For so many recordings it is kept how they are divided."""
 
 
+@dataclass(frozen=True, eq=False)
 class Division:
-    """A recording of which the calls `left` wait, and the `others` run now. What nothing depends on is in neither.
+    """Calls of which some run now, and some wait. What nothing depends on is in neither."""
 
-    References count from the first call of the recording; those below zero are handed in.
-    """
+    runs: Flags
+    left: Flags
+    wanted: References
+    """Of what is alive, and of what is used by what is left, references to what runs now; sorted."""
+    chosen: References
+    """The same, counted from the first call that runs."""
+    handed: References
+    """References to what the calls that run use of others; sorted."""
+    others: Recorded
+    """The calls that run now; of what is handed in, the first is -1, the next -2."""
+    later: Pending
+    """The calls that wait; what they are fed is not among it."""
 
-    def __init__(self, calls: Recorded, layout: Layout, is_many: Flags, left: Flags, alive: References) -> None:
-        self.calls, self.left = calls, left
-        now, self.mine = ~left, left[layout.consumer]
-        crosses = ~layout.handed & self.mine & now[np.maximum(layout.producer, 0)]
-        self.wanted: References = np.union1d(alive[now[alive >> OUTPUT_BITS]], calls.arguments[crosses])
-        """Of what is alive, and of what is used by what is left, references to what runs now."""
-        self.runs = now = now & needed(layout, len(now), self.wanted)
-        self.rest = np.cumsum(now) - 1
-        many = is_many[calls.type]
-        self.many = left[many]
-        arguments, further = calls.arguments[now[layout.consumer]], calls.further[now[many]]
-        self.others = Recorded(calls.type[now], self._renumbered(arguments), further, {}, _starts(calls.starts, now))
-        """The calls that run now."""
-
-    def _renumbered(self, refs: References) -> References:
-        inside = refs >= 0
-        refs[inside] = self.now(refs[inside])
-        return refs
-
-    def now(self, refs: References) -> References:
-        """References to calls that run now, counted among those."""
-        found: References = self.rest[refs >> OUTPUT_BITS] << OUTPUT_BITS | refs & LOW
-        return found
-
-    def later(self, calls: Pending, values: list[Value], data: dict[int, list[Any]]) -> Pending:
-        """Of these calls, of which this is the division, those that are left."""
-        left, starts = self.left, _starts(calls.starts, self.left)
-        arguments, further = calls.arguments[self.mine], calls.further[self.many]
-        return Pending(calls.number[left], calls.type[left], arguments, further, starts, calls.example[left], data, values)
-
-    def fed(self, ops: list[Op], data: Mapping[int, list[Any]], chosen: Flags) -> dict[int, list[Any]]:
+    def fed(self, ops: list[Op], calls: Pending, chosen: Flags) -> dict[int, list[Any]]:
         """What is fed to some of the calls."""
         found: dict[int, list[Any]] = {}
-        for number, rows in data.items():
-            mine = np.repeat(chosen[self.calls.type == number], len(ops[number].feeds))
+        for number, rows in calls.data.items():
+            mine = np.repeat(chosen[calls.type == number], len(ops[number].feeds))
             kept = rows if mine.all() else list(compress(rows, mine.tolist()))
             if kept:
                 found[number] = kept
         return found
+
+
+def divided(state: State, calls: Pending, busy: Flags, before: Longs, asked: References, alive: References) -> Division | None:
+    """Leave the calls of examples that are not busy and those of late types, such that nothing that runs now uses any of it.
+
+    `before` tells which calls were left before; None where what runs now needs some of them. Without `busy` nothing is left.
+    """
+    native = functions("weave.c", "weft_divide")
+    if native is not None:
+        columns = calls.type, calls.arguments, calls.further, calls.number, calls.starts, calls.example
+        found = native[0]((*columns, *state.widths(), state.eager(), busy, before, asked, alive))
+        if found is not None:
+            return _unpacked(found)
+    recorded, handed = calls.numbered()
+    layout = Layout(recorded, *state.widths())
+    left = _left(state, calls, layout, busy, before, asked) if len(busy) else np.zeros(len(calls.type), bool)
+    return None if left is None else _division(calls, recorded, layout, state.widths()[1], left, handed, alive)
+
+
+def _unpacked(found: Any) -> Division:
+    """What C gives, as arrays."""
+    arrays: list[Any] = [np.frombuffer(data, kind) for data, kind in zip(found, "??qqqiqi?qiqi?i", strict=True)]
+    runs, left, wanted, chosen, handed, types, arguments, further, starts, *waiting = arrays
+    number, late, references, more, begins, example = waiting
+    later = Pending(number, late, references, more, begins, example, {}, [])
+    return Division(runs, left, wanted, chosen, handed, Recorded(types, arguments, further, {}, starts), later)
+
+
+def _left(state: State, calls: Pending, layout: Layout, busy: Flags, before: Longs, asked: References) -> Flags | None:
+    """The calls that wait. What turns out to be needed does not wait the next time."""
+    eager, types = state.eager(), calls.type
+    owner, producer, inside = layout.consumer, np.maximum(layout.producer, 0), ~layout.handed
+    needed = calls.places(asked) >> OUTPUT_BITS
+    finished = np.append(~busy, True)[np.minimum(calls.example, len(busy))]
+    forced = np.zeros(len(types), bool)
+    forced[owner[np.isin(calls.arguments >> OUTPUT_BITS, before) & (calls.arguments >= 0)]] = True
+    while True:
+        left: Flags = finished | forced | ~eager[types]
+        wrong = np.append(producer[inside & ~left[owner] & left[producer]], needed[left[needed]])
+        if not len(wrong):
+            return left
+        if forced[wrong].any():
+            return None
+        if finished[wrong].any():  # examples use each other's values
+            finished = np.zeros(len(left), bool)
+        eager[types[wrong]] = True
+
+
+def _division(
+    calls: Pending, recorded: Recorded, layout: Layout, is_many: Flags, left: Flags, handed: References, alive: References
+) -> Division:
+    now, mine, many = ~left, left[layout.consumer], is_many[calls.type]
+    crosses = ~layout.handed & mine & now[np.maximum(layout.producer, 0)]
+    places = calls.places(alive)
+    wanted = np.union1d(places[now[places >> OUTPUT_BITS]], recorded.arguments[crosses])
+    runs = now & _needed(layout, len(now), wanted)
+    rest = np.cumsum(runs) - 1
+
+    def renumbered(refs: References) -> References:
+        found: References = rest[refs >> OUTPUT_BITS] << OUTPUT_BITS | refs & LOW
+        return found
+
+    arguments = recorded.arguments[runs[layout.consumer]]
+    used, slots = np.unique(-1 - arguments[arguments < 0], return_inverse=True)
+    arguments = np.where(arguments < 0, 0, renumbered(np.maximum(arguments, 0)))
+    arguments[recorded.arguments[runs[layout.consumer]] < 0] = -1 - slots
+    others = Recorded(calls.type[runs], arguments, calls.further[runs[many]], {}, _starts(calls.starts, runs))
+    columns = calls.number[left], calls.type[left], calls.arguments[mine], calls.further[left[many]]
+    later = Pending(*columns, _starts(calls.starts, left), calls.example[left], {}, [])
+    return Division(runs, left, calls.refs(wanted), renumbered(wanted), handed[used], others, later)
 
 
 def _starts(starts: Flags, chosen: Flags) -> Flags:
@@ -75,7 +122,7 @@ def _starts(starts: Flags, chosen: Flags) -> Flags:
     return found
 
 
-def needed(layout: Layout, count: int, wanted: References) -> Flags:
+def _needed(layout: Layout, count: int, wanted: References) -> Flags:
     """The calls on which something wanted depends."""
     readers = np.bincount(layout.producer[~layout.handed], minlength=count)
     readers += np.bincount(wanted >> OUTPUT_BITS, minlength=count)
@@ -90,52 +137,3 @@ def needed(layout: Layout, count: int, wanted: References) -> Flags:
         np.subtract.at(readers, read, 1)
         dead = np.unique(read[readers[read] == 0])
     return keep
-
-
-def divided(state: State, calls: Recorded, finished: Flags, missing: Flags, asked: Longs, alive: References) -> Division | None:
-    """Leave the calls of finished examples and those of late types, such that nothing that runs now uses any of it.
-
-    `missing` tells which of what is handed in was left before; None where what runs now needs some of it.
-    """
-    known: PlanCache = state.kept.setdefault("divisions", PlanCache(MOST_KEPT))
-    key = (*calls.key, finished.tobytes(), missing.tobytes(), asked.tobytes(), alive.tobytes())
-    found: Any = known.find((*key, state.eager().tobytes())) or _divided(state, calls, finished, missing, asked, alive)
-    if found is not None:
-        known.add((*key, state.eager().tobytes()), found)  # by what is eager now: dividing may have learned more
-    division: Division | None = found
-    return division
-
-
-def undivided(state: State, calls: Recorded, alive: References) -> Division:
-    """Leave nothing."""
-    known: PlanCache = state.kept.setdefault("divisions", PlanCache(MOST_KEPT))
-    key = (*calls.key, alive.tobytes())
-    found: Any = known.find(key)
-    if found is None:
-        arity, is_many = state.widths()
-        none = np.zeros(len(calls.type), bool)
-        found = Division(calls, Layout(calls, arity, is_many), is_many, none, alive)
-        known.add(key, found)
-    division: Division = found
-    return division
-
-
-def _divided(
-    state: State, calls: Recorded, finished: Flags, missing: Flags, asked: Longs, alive: References
-) -> Division | None:
-    arity, is_many = state.widths()
-    layout, eager, types = Layout(calls, arity, is_many), state.eager(), calls.type
-    owner, producer, inside = layout.consumer, np.maximum(layout.producer, 0), ~layout.handed
-    forced = np.zeros(len(types), bool)
-    if missing.any():
-        forced[owner[layout.handed][missing[-calls.arguments[layout.handed] - 1]]] = True
-    while True:
-        left = finished | forced | ~eager[types]
-        wrong = np.append(producer[inside & ~left[owner] & left[producer]], asked[left[asked]])
-        if not len(wrong):
-            return Division(calls, layout, is_many, left, alive)
-        if forced[wrong].any():
-            return None
-        if finished[wrong].any():  # examples use each other's values
-            finished = np.zeros(len(left), bool)
-        eager[types[wrong]] = True

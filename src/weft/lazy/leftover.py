@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.graph.recording import OUTPUT_BITS, References, Table
 from weft.lazy.chains import Recorded
-from weft.lazy.division import Division, divided, undivided
+from weft.lazy.division import Division, divided
 from weft.lazy.taken import Pending, all_pending, segment, tables_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
@@ -30,27 +30,24 @@ from weft.lazy.value import Value
 class Selection:
     """The calls that a flush is about, and which of them run now. `held`: values that somebody holds."""
 
-    def __init__(self, tape: Tape, calls: Pending, handed: References, division: Division, held: list[Value]) -> None:
+    def __init__(self, tape: Tape, calls: Pending, division: Division, held: list[Value]) -> None:
         self.tape, self.calls, self.division, self.held = tape, calls, division, held
-        self.handed = handed
-        """What is used of earlier flushes, and of what is given, by its number in `division.others`."""
-        self.wanted = calls.refs(division.wanted)
 
     def tables(self) -> dict[tuple[int, int], Table]:
         """What is fed to the calls that run now."""
         state = self.tape.state
-        return tables_of(state, self.division.fed(state.fines, self.calls.data, self.division.runs))
+        return tables_of(state, self.division.fed(state.fines, self.calls, self.division.runs))
 
     def leave(self) -> None:
         """Let the tape go on: all that ran is known, and what is left waits. Of fed tensors it has copies."""
-        tape, division, calls = self.tape, self.division, self.calls
+        tape, division = self.tape, self.division
         waiting = [value for value in self.held if value._ref not in tape.results]
-        if calls.holds_left:
+        if self.calls.holds_left:
             tape.left = []
-        if division.left.any():
-            fed = division.fed(tape.state.fines, calls.data, division.left)
+        if len(division.later.type):
+            fed = division.fed(tape.state.fines, self.calls, division.left)
             data = {number: list(map(_own, rows)) for number, rows in fed.items()}
-            tape.left.append(division.later(calls, waiting, data))
+            tape.left.append(replace(division.later, data=data, values=waiting))
         elif tape.left:
             tape.left[-1].values.extend(waiting)
         tape.advance()
@@ -67,30 +64,40 @@ def _own(row: Any) -> Any:
 def everything(tape: Tape, wanted: References | None = None) -> Selection:
     """All that waits, as far as what is wanted depends on it; without `wanted`, what is alive."""
     held, calls = _held(tape, with_left=True), all_pending(tape)
-    recorded, handed = calls.numbered()
     alive = _alive(tape, calls, held) if wanted is None else wanted
-    return Selection(tape, calls, handed, undivided(tape.state, recorded, calls.places(alive)), held)
+    division = divided(tape.state, calls, np.empty(0, bool), _NONE, _NONE, alive)
+    assert division is not None
+    return Selection(tape, calls, division, held)
+
+
+_NONE = np.empty(0, np.int64)
 
 
 def recorded(tape: Tape, wanted: References) -> tuple[Recorded, References]:
     """What a tape without flushes holds, as far as what is wanted depends on it, and the references to that."""
     found = everything(tape, wanted)
-    return replace(found.division.others, data=found.tables()), found.division.now(wanted)
+    chosen = found.division.chosen[np.searchsorted(found.division.wanted, wanted)]
+    return replace(found.division.others, data=found.tables()), chosen
 
 
 def selected(tape: Tape, busy: Collection[int], asked: list[Value]) -> Selection:
     """Without the calls of examples that are not busy, and without those of late types, unless what is asked for needs them."""
     if tape.values is None or tape.watchful:
         return everything(tape)
-    calls = segment(tape)
-    if not any(value._ref < tape.floor for value in asked):
-        found = _divided(tape, calls, busy, asked, _held(tape))
-        if found is not None:
-            return found
+    is_busy = np.zeros(max(busy, default=0) + 1, bool)
+    is_busy[list(busy)] = True
+    calls, refs = segment(tape), np.array([value._ref for value in asked], np.int64)
+    before = np.concatenate([left.number for left in tape.left]) if tape.left else _NONE
+    if not len(refs) or refs.min() >= tape.floor:
+        held = _held(tape)
+        division = divided(tape.state, calls, is_busy, before, refs, _alive(tape, calls, held))
+        if division is not None:
+            return Selection(tape, calls, division, held)
     _never_wait(tape, calls)
-    found = _divided(tape, all_pending(tape), busy, asked, _held(tape, with_left=True))
-    assert found is not None
-    return found
+    held, calls = _held(tape, with_left=True), all_pending(tape)
+    division = divided(tape.state, calls, is_busy, _NONE, refs, _alive(tape, calls, held))
+    assert division is not None
+    return Selection(tape, calls, division, held)
 
 
 def _never_wait(tape: Tape, calls: Pending) -> None:
@@ -98,19 +105,6 @@ def _never_wait(tape: Tape, calls: Pending) -> None:
     for left in tape.left:
         used = np.isin(left.number, calls.arguments >> OUTPUT_BITS)
         tape.state.eager()[left.type[used]] = True
-
-
-def _divided(tape: Tape, calls: Pending, busy: Collection[int], asked: list[Value], held: list[Value]) -> Selection | None:
-    recorded, handed = calls.numbered()
-    is_busy = np.zeros(int(calls.example.max(initial=0)) + 1, bool)
-    is_busy[[example for example in busy if example < len(is_busy)]] = True
-    missing = np.zeros(len(handed), bool)
-    if tape.left and not calls.holds_left:
-        missing[:] = [ref >= 0 and ref not in tape.results for ref in handed.tolist()]
-    places = calls.places(np.array([value._ref for value in asked], np.int64)) >> OUTPUT_BITS
-    alive = calls.places(_alive(tape, calls, held))
-    division = divided(tape.state, recorded, ~is_busy[calls.example], missing, places, alive)
-    return None if division is None else Selection(tape, calls, handed, division, held)
 
 
 def _held(tape: Tape, with_left: bool = False) -> list[Value]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
 from weft.graph.uncast import cat
 from weft.lazy.chains import LOW, Longs, Recorded
 from weft.lazy.coarsen import Coarse
+from weft.lazy.native import functions
 from weft.lazy.state import State
+from weft.run.callgraph import CallGraph
 
 Column = tuple[int, int]
 """A table of fed data: (type, feed number)."""
@@ -31,17 +34,30 @@ class Rewritten:
     tables: Sequence[tuple[Column, list[Column], Longs | None]]
     """For each table the recorded ones that it is made of, and in which order their rows are."""
 
-    def program(self, data: Mapping[Column, Table]) -> CallProgram:
-        """The calls with the data of a recording of this structure."""
+    def program(self, data: Mapping[Column, Table], imported: Mapping[Column, Table] | None = None) -> CallProgram:
+        """The calls with the data of the recording, and of the imports in front of it."""
         found = {at: _joined([data[each] for each in parts], order) for at, parts, order in self.tables}
-        return replace(self.calls, data=found)
+        return replace(self.calls, data=found | dict(imported or {}))
 
 
-def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References) -> Rewritten:
+class Imports(NamedTuple):
+    """Calls that hand in what earlier flushes gave, in front of all others: their types, and which is for each slot."""
+
+    types: Ints
+    places: Longs
+
+
+NO_IMPORTS = Imports(np.empty(0, np.int32), np.empty(0, np.int64))
+
+
+def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References, imports: Imports = NO_IMPORTS) -> Rewritten:
     """Learn from a recording, and rewrite it."""
+    found = _natively(coarse, state, recorded, wanted, imports)
+    if found is not None:
+        return found
     layout, t = coarse.see(state, recorded, wanted), recorded.type
     is_head = coarse.position[t] == 0
-    place = np.cumsum(is_head) - 1
+    place = np.cumsum(is_head) - 1 + len(imports.types)
     heads = np.flatnonzero(is_head)
     outside = layout.handed | (place[np.maximum(layout.producer, 0)] != place[layout.consumer])
     many = coarse.chains.is_many[t[layout.consumer]]
@@ -56,9 +72,25 @@ def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References
     chosen = recorded.arguments[keep]
     arguments = chosen.copy()
     arguments[chosen >= 0] = moved(chosen[chosen >= 0])
-    types = coarse.number[t[heads]].astype(np.int32)
+    if len(imports.types):
+        arguments[chosen < 0] = imports.places[-1 - chosen[chosen < 0]] << OUTPUT_BITS
+    types = np.append(imports.types, coarse.number[t[heads]].astype(np.int32))
     calls = CallProgram(types, arguments, recorded.further, {})
     return Rewritten(calls, moved(wanted), heads.astype(np.int32), _tables(coarse, state, recorded, heads))
+
+
+def _natively(coarse: Coarse, state: State, recorded: Recorded, wanted: References, imports: Imports) -> Rewritten | None:
+    """The same in C; None where the recording shows something new."""
+    native, known = functions("weave.c", "weft_rewrite"), coarse.known_arrays()
+    if native is None or known is None:
+        return None
+    calls = recorded.type, recorded.arguments, recorded.further, recorded.starts, wanted
+    found = native[0]((*calls, *imports, *known, np.array([len(state.library.types)])))
+    if found is None:
+        return None
+    types, arguments, heads, results, *graph = [np.frombuffer(data, kind) for data, kind in zip(found, "iqiqiiii", strict=True)]
+    program = CallProgram(types, arguments, recorded.further, {}, {"graph": CallGraph(types, *graph)})
+    return Rewritten(program, results, heads, _tables(coarse, state, recorded, heads))
 
 
 def _tables(coarse: Coarse, state: State, recorded: Recorded, heads: Longs) -> list[tuple[Column, list[Column], Longs | None]]:

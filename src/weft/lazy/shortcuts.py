@@ -7,21 +7,16 @@ Python functions do all of it.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.cc import build, compiler
 from weft.lazy.constants import BOOL, INT, Constant
 from weft.lazy.mode import HANDLE, SPECIAL, Recording
+from weft.lazy.native import functions
 from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
@@ -32,21 +27,10 @@ BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED = range(8)
 @functools.cache
 def shortcut_type() -> Any:
     """The type of shortcuts; None where the machine cannot have them."""
-    path, headers = compiler(), Path(sysconfig.get_paths()["include"])
-    unfit = sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED")
-    if path is None or unfit or not (headers / "Python.h").exists():
+    made = functions("record.c", "weft_shortcuts")
+    if made is None:
         return None
-    text = (Path(__file__).parent / "c" / "record.c").read_text(encoding="utf-8")
-    text = "\n".join(
-        (f"/* {sys.version!r} */", *(f'#include "{headers / name}"' for name in ("Python.h", "structmember.h")), text)
-    )
-    try:
-        made = build(path, text, "-O2")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    function = ctypes.PyDLL(made._name).weft_shortcuts
-    function.restype, function.argtypes = ctypes.py_object, (ctypes.py_object,)
-    return function(
+    return made[0](
         (
             Value,
             Constant,

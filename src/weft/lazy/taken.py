@@ -12,6 +12,7 @@ import numpy as np
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, References, Table, table
 from weft.lazy.chains import LOW, Flags, Longs, Recorded
+from weft.lazy.native import functions
 from weft.lazy.state import State
 from weft.lazy.value import Value
 
@@ -87,14 +88,20 @@ def segment(tape: Tape) -> Pending:
     if tape.taken is not None and len(tape.taken.type) == count:
         return tape.taken
     number = np.arange(count) + (tape.floor >> OUTPUT_BITS)
-    starts, example = np.zeros(count + 1, bool), np.zeros(count, np.int32)
-    starts[[0, -1]] = True
-    if tape.bounds:
-        bounds = np.array(tape.bounds, np.int64)
-        starts[bounds[:, 0]] = True
-        example[bounds[0, 0] :] = np.repeat(bounds[:, 1], np.diff(bounds[:, 0], append=count))
-    types, arguments = np.fromiter(tape.type, np.int32, count), np.fromiter(tape.arguments, np.int64, len(tape.arguments))
-    tape.taken = Pending(number, types, arguments, np.array(tape.further, np.int32), starts, example, tape.data, [])
+    further = np.array(tape.further, np.int32)
+    native = functions("weave.c", "weft_take")
+    if native is not None:
+        found = native[0]((tape.type, tape.arguments, tape.bounds))
+        types, arguments, starts, example = [np.frombuffer(data, kind) for data, kind in zip(found, "iq?i", strict=True)]
+    else:
+        types, arguments = np.array(tape.type, np.int32), np.array(tape.arguments, np.int64)
+        starts, example = np.zeros(count + 1, bool), np.zeros(count, np.int32)
+        starts[[0, -1]] = True
+        if tape.bounds:
+            bounds = np.array(tape.bounds, np.int64)
+            starts[bounds[:, 0]] = True
+            example[bounds[0, 0] :] = np.repeat(bounds[:, 1], np.diff(bounds[:, 0], append=count))
+    tape.taken = Pending(number, types, arguments, further, starts, example, tape.data, [])
     return tape.taken
 
 

@@ -38,6 +38,9 @@ class CallGraph:
 
 def call_graph(types: Sequence[CallType], program: CallProgram) -> CallGraph:
     """Take a recording's references apart."""
+    known = program._cache.get("graph")
+    if isinstance(known, CallGraph):
+        return known
     present = np.flatnonzero(np.bincount(program.type, minlength=1)).tolist()
     width, many = np.zeros(len(types), np.int32), np.zeros(len(types), np.bool_)
     width[present] = [len(types[t].args) for t in present]

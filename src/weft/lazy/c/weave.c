@@ -1,0 +1,350 @@
+/* What a flush finds out of a recording, in C: the passes of `division.py` and `rewrite.py`, one loop each.
+
+   Every function takes a tuple of arrays and returns a tuple of byte arrays, which Python sees as arrays again; None where
+   something is new, so that the numpy twin, which learns from it, has to look. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BITS 12
+#define LOW ((1LL << BITS) - 1)
+#define VARIES (-2)
+#define FAR_AWAY (1LL << 40)
+#define MOST_ARRAYS 24
+
+typedef long long i64;
+
+typedef struct {
+    Py_buffer view[MOST_ARRAYS];
+    int count;
+} Arrays;
+
+static void let_go(Arrays *a)
+{
+    while (a->count) PyBuffer_Release(&a->view[--a->count]);
+}
+
+static int hold(Arrays *a, PyObject *given)
+{
+    a->count = 0;
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) > MOST_ARRAYS) {
+        PyErr_SetString(PyExc_TypeError, "a tuple of arrays is expected");
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(given, i), &a->view[i], PyBUF_SIMPLE) < 0) {
+            let_go(a);
+            return 0;
+        }
+        a->count++;
+    }
+    return 1;
+}
+
+#define ARRAY(a, i, type) ((const type *)(a).view[i].buf)
+#define LENGTH(a, i, type) ((i64)((a).view[i].len / sizeof(type)))
+
+/* Memory of one pass: all of it goes at once. */
+typedef struct {
+    void *blocks[16];
+    int count, failed;
+} Memory;
+
+static void *room(Memory *m, size_t items, size_t size)
+{
+    void *found = calloc(items ? items : 1, size);
+    if (found == NULL) m->failed = 1;
+    else m->blocks[m->count++] = found;
+    return found;
+}
+
+static void free_all(Memory *m)
+{
+    while (m->count) free(m->blocks[--m->count]);
+}
+
+static PyObject *bytes_of(const void *items, i64 count, size_t size)
+{
+    return PyByteArray_FromStringAndSize(items, count * size);
+}
+
+#define OUT(items, count, type) bytes_of(items, count, sizeof(type))
+
+static int ascending(const void *one, const void *other)
+{
+    i64 a = *(const i64 *)one, b = *(const i64 *)other;
+    return (a > b) - (a < b);
+}
+
+static i64 unique(i64 *items, i64 count)
+{
+    i64 kept = 0;
+    qsort(items, count, sizeof(i64), ascending);
+    for (i64 i = 0; i < count; i++)
+        if (!kept || items[kept - 1] != items[i]) items[kept++] = items[i];
+    return kept;
+}
+
+static i64 position(const i64 *items, i64 count, i64 wanted) /* -1 where it is not there */
+{
+    i64 low = 0, high = count;
+    while (low < high) {
+        i64 middle = (low + high) / 2;
+        if (items[middle] < wanted) low = middle + 1;
+        else high = middle;
+    }
+    return low < count && items[low] == wanted ? low : -1;
+}
+
+/* Lists of Python integers as arrays: types, arguments, and for (call, example) in bounds where other code goes on. */
+PyObject *weft_take(PyObject *given)
+{
+    PyObject *types, *arguments, *bounds, *found = NULL;
+    if (!PyArg_ParseTuple(given, "O!O!O!", &PyList_Type, &types, &PyList_Type, &arguments, &PyList_Type, &bounds)) return NULL;
+    i64 n = PyList_GET_SIZE(types), m = PyList_GET_SIZE(arguments), parts = PyList_GET_SIZE(bounds);
+    Memory memory = {.count = 0};
+    int *type = room(&memory, n, sizeof(int)), *example = room(&memory, n, sizeof(int));
+    i64 *argument = room(&memory, m, sizeof(i64));
+    char *starts = room(&memory, n + 1, 1);
+    if (memory.failed) goto end;
+    for (i64 i = 0; i < n; i++) type[i] = (int)PyLong_AsLong(PyList_GET_ITEM(types, i));
+    for (i64 i = 0; i < m; i++) argument[i] = PyLong_AsLongLong(PyList_GET_ITEM(arguments, i));
+    starts[0] = starts[n] = 1;
+    for (i64 i = 0; i < parts; i++) {
+        PyObject *pair = PyList_GET_ITEM(bounds, i);
+        i64 first = PyLong_AsLongLong(PyTuple_GET_ITEM(pair, 0));
+        i64 last = i + 1 < parts ? PyLong_AsLongLong(PyTuple_GET_ITEM(PyList_GET_ITEM(bounds, i + 1), 0)) : n;
+        int whose = (int)PyLong_AsLong(PyTuple_GET_ITEM(pair, 1));
+        if (first < 0 || last > n) break;
+        starts[first] = 1;
+        for (i64 call = first; call < last; call++) example[call] = whose;
+    }
+    if (!PyErr_Occurred())
+        found = Py_BuildValue("NNNN", OUT(type, n, int), OUT(argument, m, i64), OUT(starts, n + 1, char), OUT(example, n, int));
+end:
+    free_all(&memory);
+    return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
+}
+
+/* The chosen ones of some calls: number, type, arguments, further counts, starts, example. */
+typedef struct {
+    i64 n, *number, *arguments, count, fars;
+    int *type, *further, *example;
+    char *starts;
+} Part;
+
+static void part_room(Part *p, Memory *m, i64 n, i64 arguments, i64 further)
+{
+    memset(p, 0, sizeof *p);
+    p->number = room(m, n, sizeof(i64));
+    p->arguments = room(m, arguments, sizeof(i64));
+    p->type = room(m, n, sizeof(int));
+    p->further = room(m, further, sizeof(int));
+    p->example = room(m, n, sizeof(int));
+    p->starts = room(m, n + 1, 1);
+}
+
+/* Which calls run now and which wait: `division.divided`. */
+PyObject *weft_divide(PyObject *given)
+{
+    Arrays a;
+    if (!hold(&a, given)) return NULL;
+    const int *type = ARRAY(a, 0, int), *further = ARRAY(a, 2, int), *example = ARRAY(a, 5, int);
+    const i64 *arguments = ARRAY(a, 1, i64), *number = ARRAY(a, 3, i64), *arity = ARRAY(a, 6, i64), *before = ARRAY(a, 10, i64);
+    const i64 *asked = ARRAY(a, 11, i64), *alive = ARRAY(a, 12, i64);
+    const char *starts = ARRAY(a, 4, char), *is_many = ARRAY(a, 7, char), *eager = ARRAY(a, 8, char), *busy = ARRAY(a, 9, char);
+    i64 n = LENGTH(a, 0, int), count = LENGTH(a, 1, i64), fars = LENGTH(a, 2, int), examples = a.view[9].len;
+    i64 befores = LENGTH(a, 10, i64), first = n ? number[0] : 0, span = n ? number[n - 1] - first + 1 : 0;
+    Memory m = {.count = 0};
+    PyObject *found = NULL;
+    Part now, later;
+    int *place = room(&m, span, sizeof(int)), *run = room(&m, n, sizeof(int));
+    i64 *start = room(&m, n + 1, sizeof(i64)), *producer = room(&m, count, sizeof(i64)), *rest = room(&m, n, sizeof(i64));
+    i64 *wanted = room(&m, count + LENGTH(a, 12, i64), sizeof(i64));
+    char *left = room(&m, n, 1), *runs = room(&m, n, 1);
+    if (m.failed) goto end;
+    memset(place, -1, span * sizeof(int));
+    for (i64 i = 0; i < n; i++) place[number[i] - first] = (int)i;
+    for (i64 i = 0, far = 0; i < n; i++) {
+        start[i + 1] = start[i] + arity[type[i]] + (is_many[type[i]] ? further[far++] : 0);
+        run[i] = (i ? run[i - 1] : 0) + starts[i];
+        left[i] = examples && (!eager[type[i]] || example[i] >= examples || !busy[example[i]]);
+        for (i64 k = start[i]; k < start[i + 1]; k++) {
+            i64 at = (arguments[k] >> BITS) - first;
+            producer[k] = arguments[k] >= 0 && at >= 0 && at < span ? place[at] : -1;
+            if (producer[k] < 0 && befores && arguments[k] >= 0 && position(before, befores, arguments[k] >> BITS) >= 0) left[i] = 1;
+        }
+    }
+    i64 wants = 0;
+    for (i64 i = 0; i < n; i++)
+        for (i64 k = start[i]; k < start[i + 1]; k++)
+            if (producer[k] >= 0) {
+                if (!left[i] && left[producer[k]]) goto unknown;
+                if (left[i] && !left[producer[k]]) wanted[wants++] = arguments[k];
+            }
+    for (i64 i = 0; i < LENGTH(a, 11, i64); i++) {
+        i64 at = (asked[i] >> BITS) - first;
+        if (at < 0 || at >= span || place[at] < 0 || left[place[at]]) goto unknown;
+    }
+    for (i64 i = 0; i < LENGTH(a, 12, i64); i++) {
+        i64 at = (alive[i] >> BITS) - first;
+        if (at >= 0 && at < span && place[at] >= 0 && !left[place[at]]) wanted[wants++] = alive[i];
+    }
+    wants = unique(wanted, wants);
+    for (i64 i = 0; i < wants; i++) runs[place[(wanted[i] >> BITS) - first]] = 1;
+    for (i64 i = n - 1; i >= 0; i--)
+        for (i64 k = start[i]; runs[i] && k < start[i + 1]; k++)
+            if (producer[k] >= 0) runs[producer[k]] = 1;
+    part_room(&now, &m, n, count, fars);
+    Memory more = {.count = 0};
+    part_room(&later, &more, n, count, fars);
+    i64 *handed = room(&more, count, sizeof(i64)), *chosen = room(&more, wants, sizeof(i64));
+    if (m.failed || more.failed) {
+        free_all(&more);
+        goto end;
+    }
+    i64 hands = 0, last_run[2] = {-1, -1};
+    for (i64 i = 0, far = 0; i < n; i++) {
+        int many = is_many[type[i]];
+        if (runs[i] || left[i]) {
+            Part *p = left[i] ? &later : &now;
+            rest[i] = p->n;
+            p->starts[p->n] = run[i] != last_run[left[i]];
+            last_run[left[i]] = run[i];
+            p->number[p->n] = number[i];
+            p->example[p->n] = example[i];
+            p->type[p->n++] = type[i];
+            if (many) p->further[p->fars++] = further[far];
+            for (i64 k = start[i]; k < start[i + 1]; k++) {
+                p->arguments[p->count++] = left[i] || producer[k] < 0 ? arguments[k] : rest[producer[k]] << BITS | (arguments[k] & LOW);
+                if (!left[i] && producer[k] < 0) handed[hands++] = arguments[k];
+            }
+        }
+        far += many;
+    }
+    now.starts[0] = now.starts[now.n] = later.starts[0] = later.starts[later.n] = 1;
+    hands = unique(handed, hands);
+    for (i64 i = 0, at = 0; i < n; i++)
+        for (i64 k = start[i]; runs[i] && k < start[i + 1]; k++, at++)
+            if (producer[k] < 0) now.arguments[at] = -1 - position(handed, hands, arguments[k]);
+    for (i64 i = 0; i < wants; i++) chosen[i] = rest[place[(wanted[i] >> BITS) - first]] << BITS | (wanted[i] & LOW);
+    found = Py_BuildValue("NNNNNNNNNNNNNNN", OUT(runs, n, char), OUT(left, n, char), OUT(wanted, wants, i64),
+                          OUT(chosen, wants, i64), OUT(handed, hands, i64), OUT(now.type, now.n, int),
+                          OUT(now.arguments, now.count, i64), OUT(now.further, now.fars, int), OUT(now.starts, now.n + 1, char),
+                          OUT(later.number, later.n, i64), OUT(later.type, later.n, int), OUT(later.arguments, later.count, i64),
+                          OUT(later.further, later.fars, int), OUT(later.starts, later.n + 1, char), OUT(later.example, later.n, int));
+    free_all(&more);
+end:
+    free_all(&m);
+    let_go(&a);
+    return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
+unknown:
+    free_all(&m);
+    let_go(&a);
+    Py_RETURN_NONE;
+}
+
+static int says(i64 known, i64 seen)
+{
+    return known == seen || known == VARIES;
+}
+
+/* Whether a recording shows nothing that is not known of its types: `Chains.see` and what `Coarse.see` notes. */
+typedef struct {
+    const int *type;
+    const i64 *arguments, *first, *word, *near, *first_out;
+    const char *is_many, *needed;
+    i64 n, outputs;
+} Shown;
+
+static int is_needed(const Shown *s, i64 ref)
+{
+    i64 at = s->first_out[s->type[ref >> BITS]] + (ref & LOW);
+    return at < s->outputs && s->needed[at];
+}
+
+static int column_known(const Shown *s, i64 i, i64 column, i64 ref)
+{
+    i64 at = s->first[s->type[i]] + column, distance = ref < 0 ? FAR_AWAY : i - (ref >> BITS);
+    return says(s->word[at], ref < 0 ? FAR_AWAY : distance << BITS | (ref & LOW)) && s->near[at] <= distance;
+}
+
+/* Blocks as single calls, after the calls that hand in what earlier flushes gave: `rewrite.rewrite` and `joined`. */
+PyObject *weft_rewrite(PyObject *given)
+{
+    Arrays a;
+    if (!hold(&a, given)) return NULL;
+    const int *type = ARRAY(a, 0, int), *further = ARRAY(a, 2, int), *imported = ARRAY(a, 5, int);
+    const i64 *arguments = ARRAY(a, 1, i64), *wanted = ARRAY(a, 4, i64), *slot = ARRAY(a, 6, i64), *arity = ARRAY(a, 7, i64);
+    const i64 *after = ARRAY(a, 10, i64), *preceding = ARRAY(a, 11, i64), *in_block = ARRAY(a, 14, i64);
+    const i64 *numbers = ARRAY(a, 17, i64), *new_out = ARRAY(a, 18, i64), *label = ARRAY(a, 20, i64);
+    const char *starts = ARRAY(a, 3, char), *kept = ARRAY(a, 19, char);
+    i64 n = LENGTH(a, 0, int), count = LENGTH(a, 1, i64), imports = LENGTH(a, 5, int), columns = LENGTH(a, 12, i64);
+    i64 wants = LENGTH(a, 4, i64), types = LENGTH(a, 10, i64), kinds = *ARRAY(a, 21, i64);
+    Shown s = {type, arguments, ARRAY(a, 8, i64), ARRAY(a, 12, i64), ARRAY(a, 13, i64), ARRAY(a, 15, i64),
+               ARRAY(a, 9, char), ARRAY(a, 16, char), n, LENGTH(a, 16, char)};
+    Memory m = {.count = 0};
+    PyObject *found = NULL;
+    i64 *place = room(&m, n, sizeof(i64)), *moved = room(&m, count, sizeof(i64)), *results = room(&m, wants, sizeof(i64));
+    i64 *value = room(&m, columns, sizeof(i64)), *stamp = room(&m, columns, sizeof(i64));
+    int *made = room(&m, imports + n, sizeof(int)), *heads = room(&m, n, sizeof(int)), *rank = room(&m, kinds, sizeof(int));
+    int *ptr = room(&m, imports + n + 1, sizeof(int)), *src = room(&m, count, sizeof(int)), *out = room(&m, count, sizeof(int));
+    int *feed = room(&m, imports + n, sizeof(int));
+    i64 calls = 0, reads = 0, at = 0, far = 0;
+    if (m.failed) goto end;
+    for (i64 i = 0; i < imports; i++) {
+        if (imported[i] < 0 || imported[i] >= kinds) goto unknown;
+        made[i] = imported[i];
+        feed[i] = rank[imported[i]]++;
+    }
+    for (i64 i = 0; i < n; i++) {
+        i64 t = type[i];
+        if (t >= types) goto unknown;
+        if (!says(after[t], starts[i + 1] ? VARIES : type[i + 1]) || !says(preceding[t], starts[i] ? VARIES : type[i - 1])) goto unknown;
+        if (in_block[t] == 0) {
+            if (numbers[t] < 0 || numbers[t] >= kinds) goto unknown;
+            heads[calls] = (int)i;
+            made[imports + calls] = (int)numbers[t];
+            feed[imports + calls] = rank[numbers[t]]++;
+            ptr[imports + calls++] = (int)reads;
+        } else if (!calls) goto unknown;
+        place[i] = calls - 1;
+        i64 end = at + arity[t] + (s.is_many[t] ? further[far++] : 0);
+        for (i64 column = 0; at < end; at++, column++) {
+            i64 ref = arguments[at], producer = ref >> BITS;
+            if (!s.is_many[t] && !column_known(&s, i, column, ref)) goto unknown;
+            int inside = ref >= 0 && place[producer] == place[i];
+            if (ref >= 0 && !inside && !is_needed(&s, ref)) goto unknown;
+            if (!s.is_many[t]) {
+                i64 where = s.first[t] + column, group = label[where];
+                if (group >= 0) { /* arguments of a block that were always equal must be equal here */
+                    if (stamp[group] == calls && value[group] != ref) goto unknown;
+                    stamp[group] = calls;
+                    value[group] = ref;
+                }
+                if (inside || !kept[where]) continue;
+            } else if (inside) continue;
+            i64 moves = ref < 0 ? slot[-ref - 1] << BITS : (imports + place[producer]) << BITS | new_out[s.first_out[type[producer]] + (ref & LOW)];
+            src[reads] = (int)(moves >> BITS);
+            out[reads] = (int)(moves & LOW);
+            moved[reads++] = moves;
+        }
+    }
+    ptr[imports + calls] = (int)reads;
+    for (i64 i = 0; i < wants; i++) {
+        if (!is_needed(&s, wanted[i])) goto unknown;
+        i64 call = wanted[i] >> BITS;
+        results[i] = (imports + place[call]) << BITS | new_out[s.first_out[type[call]] + (wanted[i] & LOW)];
+    }
+    found = Py_BuildValue("NNNNNNNN", OUT(made, imports + calls, int), OUT(moved, reads, i64), OUT(heads, calls, int),
+                          OUT(results, wants, i64), OUT(ptr, imports + calls + 1, int), OUT(src, reads, int),
+                          OUT(out, reads, int), OUT(feed, imports + calls, int));
+end:
+    free_all(&m);
+    let_go(&a);
+    return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
+unknown:
+    free_all(&m);
+    let_go(&a);
+    Py_RETURN_NONE;
+}

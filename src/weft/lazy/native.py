@@ -1,0 +1,33 @@
+"""C that works on Python's own objects (`c/*.c`): compiled when it is first needed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weft.cc import build, compiler
+
+
+@functools.cache
+def functions(file: str, *names: str) -> tuple[Callable[[Any], Any], ...] | None:
+    """Some functions of a file, each of one object; None without a compiler, without Python's headers, with WEFT_NATIVE=0."""
+    path, headers = compiler(), Path(sysconfig.get_paths()["include"])
+    unfit = sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED")
+    if path is None or unfit or not (headers / "Python.h").exists():
+        return None
+    text = (Path(__file__).parent / "c" / file).read_text(encoding="utf-8")
+    includes = [f'#include "{headers / name}"' for name in ("Python.h", "structmember.h")]
+    try:
+        made = ctypes.PyDLL(build(path, "\n".join((f"/* {sys.version!r} */", *includes, text)), "-O2")._name)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = [getattr(made, name) for name in names]
+    for function in found:
+        function.restype, function.argtypes = ctypes.py_object, (ctypes.py_object,)
+    return tuple(found)
