@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import weft
 import weft.testing
+from weft.lazy.kinds import kind_of
+from weft.lazy.pools import Pool
 
 
 class Rounds(nn.Module):
@@ -42,6 +45,18 @@ def test_gradients_through_many_flushes() -> None:
     for _ in range(3):  # what can wait is known from the second call on
         net(x, rounds)
         weft.testing.assert_equivalent(model, x, rounds)
+
+
+def test_what_is_most_of_a_flush_goes_without_the_exchange() -> None:
+    given = torch.randn(8, 2, requires_grad=True)
+    pool = Pool(kind_of((2,), torch.float32))
+    pool.add(torch.randn(3, 2))
+    first = pool.add(given * 2)
+    most, few = (pool.take(first + np.array(rows)) for rows in ([6, 0, 3, 2], [5]))
+    assert [type(taken.grad_fn).__name__ for taken in (most, few)] == ["IndexSelectBackward0", "_ExchangeBackward"]
+    (most.sum() + 3 * few.sum()).backward()
+    assert given.grad is not None
+    assert given.grad[:, 0].tolist() == [2.0, 0.0, 2.0, 2.0, 0.0, 6.0, 2.0, 0.0]
 
 
 def test_backward_twice_and_of_parts() -> None:

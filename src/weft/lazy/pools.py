@@ -142,6 +142,11 @@ class Pool:
         """Some rows, in this order; each at most once."""
         if self.plain:
             return Rows(cat([part.rows for part in self._parts])).take(index)
+        at = bisect_right(self._firsts, int(index.min())) - 1
+        first, part = self._firsts[at], self._parts[at]
+        if 2 * len(index) >= len(part.rows) and int(index.max()) < first + len(part.rows):
+            # Torch's own gradient of it is as long as the part: no more than twice as long as what is taken.
+            return part.rows.index_select(0, torch.from_numpy(index - first).to(part.rows.device))
         buffer, trained = self._fill()
         places = torch.from_numpy(index).to(buffer.device)
         if self._token is None and not trained:
