@@ -16,6 +16,8 @@ from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
 from onecall_parts import CASES, compare, trees, watch
 from weft.run.gpu import apart
 from weft.run.gpu.onecall.lowered import Lowered
+from weft.run.gpu.onecall.numbers import Example, NotLowered, Number
+from weft.run.gpu.onecall.record import Recorder
 
 pytestmark = NEEDS_INTERPRETER
 CPU = torch.device("cpu")
@@ -131,3 +133,31 @@ def test_what_a_call_must_know_is_read_from_the_numbers_of_the_plan(driver: Driv
     for _ in range(2):
         results(model, graph, torch.randn(graph.num_vertices, 3), "triton")
     assert [(len(one.told), len(one.rest)) for one in used] == [(11, 1), (9, 1)]
+
+
+def test_what_is_decided_by_sizes_is_a_guard() -> None:
+    example = Example({"f0": 3, "f1": 3, "f2": 4})
+    one, two, three = (Number(name, example) for name in example.values)
+    assert one == two
+    assert one != three
+    assert one * 2 < three * 3
+    assert example.guards == ["f0 == f1", "f0 != f2", "(f0 * 2) < (f2 * 3)"]
+    with pytest.raises(NotLowered, match=r"a decision that differs from step to step: lo >= 0"):
+        bool(Number("lo", example) >= 0)
+
+
+def test_a_call_that_a_guard_refuses_goes_by_the_recipe(
+    driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, graphs = CASES["lstm"]
+    torch.manual_seed(0)
+    model, fresh = make(), Recorder.fresh
+
+    def guarded(self: Recorder, *given: Any) -> Any:
+        self.example.decide("f0 == f0 + 1 - 1")
+        self.example.guards[:] = ["f0 < 0"]
+        return fresh(self, *given)
+
+    monkeypatch.setattr(Recorder, "fresh", guarded)
+    compare(model, [graphs[0], graphs[0], graphs[1]], CPU, monkeypatch)
+    assert ways and not any(ways)
