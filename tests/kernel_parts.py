@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -37,6 +39,16 @@ def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dic
     (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum().backward()
     found = {"out": out.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
     return {name: tensor.clone() for name, tensor in found.items() if tensor is not None}
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """Products may use TF32."""
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,10 +141,11 @@ def test_hooks_on_a_module_within_are_run() -> None:
 
 @pytest.mark.parametrize("apart", [None, 30, 200, 1000])
 def test_steps_of_one_width_that_follow_each_other_are_one_stretch(apart: int | None) -> None:
+    limits = tuple((rows, name) for rows, name in ((64, "middling"), (400, "wide")) if apart is None or rows < apart)
+    limits += () if apart is None else ((apart, "apart"),)
+
     def width(size: float) -> str:
-        if apart is not None and size >= apart:
-            return "apart"
-        return "narrow" if size < table.NARROW else "middling" if size < table.WIDE else "wide"
+        return next((name for rows, name in reversed(limits) if size >= rows), "narrow")
 
     for seed in range(60):
         made = random.Random(seed)
@@ -154,6 +155,5 @@ def test_steps_of_one_width_that_follow_each_other_are_one_stretch(apart: int | 
             begin = expected.pop()[0] if expected and expected[-1][2] == width(size) else at
             expected.append((begin, at + 1, width(size)))
         if len(expected) > table.MOST_STRETCHES and "apart" not in [name for _, _, name in expected]:
-            mean = sum(sizes) / len(sizes)
-            expected = [(0, len(sizes), "narrow" if mean < table.NARROW else "middling" if mean < table.WIDE else "wide")]
-        assert table._make_stretches(sizes, apart) == expected
+            expected = [(0, len(sizes), width(sum(sizes) / len(sizes)))]
+        assert table._make_stretches(sizes, limits) == expected

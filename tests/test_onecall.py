@@ -12,7 +12,7 @@ from torch import nn
 import weft
 import weft.nn
 from cpu_driver import Driver, install
-from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
+from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, results
 from onecall_parts import CASES, compare, trees, watch
 from weft.run.gpu import apart
 from weft.run.gpu.onecall.lowered import Lowered
@@ -44,6 +44,14 @@ def test_one_call_does_what_the_recipe_does(
     compare(model, [graphs[0], *graphs], CPU, monkeypatch)
     assert ways[-2:] == [True, True]
     assert driver.launches and driver.products
+
+
+def test_turned_weights_are_part_of_one_call(driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = weft.nn.NaryTreeLSTM(3, 4)
+    with fast_products():
+        compare(model, [trees(4, 5), trees(4, 5), trees(3, 7)], CPU, monkeypatch)
+    assert ways[-2:] == [True, True]
 
 
 def test_wide_steps_run_apart(driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ import torch
 
 import weft
 import weft.nn
-from kernel_parts import NEEDS_INTERPRETER, poison_memory, results
-from weft.run.gpu import sweep, table
+from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, results, watch_recipes
+from weft.run.gpu import sweep, tiles
+from weft.run.gpu.execution import GpuExecution
+from weft.run.gpu.turn import to_be_turned, turned
 from weft.run.gpu.variables import Tile
 from weft.testing import assert_equivalent, random_program, random_structure
 from weft.testing.programs import SAMPLES
@@ -62,24 +64,77 @@ def test_steps_of_any_number_of_rows_write_all_they_should(make: Any, rows: int)
 
 def test_steps_of_different_widths_are_different_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide steps, narrow ones, and those between have their own tiles; one range of steps follows the other, both ways."""
-    monkeypatch.setattr(table, "NARROW", 2)
-    monkeypatch.setattr(table, "WIDE", 4)
-    launched: list[tuple[bool, int, int]] = []
+    small = {"narrow": 1, "middling": 2, "broad": 4}
+    monkeypatch.setattr(tiles, "TILES", {name: Tile(rows, 8, 16, "tf32") for name, rows in small.items()})
+    monkeypatch.setattr(tiles, "PROCESSORS", 1)
+    monkeypatch.setattr(tiles, "_known", {})
+    monkeypatch.setattr(sweep, "WIDTHS", (*small, "apart"))
+    launched: list[tuple[bool, int, int, str]] = []
     right = sweep.Walk.start
 
     def start(self: sweep.Walk, turns: Any, *arguments: Any) -> None:
-        launched.extend((self.backward, begin, end) for begin, end, _ in turns)
+        launched.extend((self.backward, *turn) for turn in turns)
         right(self, turns, *arguments)
 
     monkeypatch.setattr(sweep.Walk, "start", start)
     torch.manual_seed(0)
-    model = weft.nn.LSTM(3, 5).double()
+    model = weft.nn.LSTM(3, 5)
     graph = weft.Graph.batch([weft.Graph.chain(n) for n in (7, 6, 4, 3, 3, 3)])
-    x = torch.randn(graph.num_vertices, 3, dtype=torch.float64)
-    found, expected = results(model, graph, x, "triton"), results(model, graph, x, "eager")
+    x = torch.randn(graph.num_vertices, 3)
+    expected = results(model, graph, x, "eager")
+    with fast_products():
+        found = results(model, graph, x, "triton")
     for name, tensor in expected.items():
-        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-12), name
-    assert launched == [(False, 0, 2), (False, 2, 5), (False, 5, 6), (True, 5, 6), (True, 2, 5), (True, 0, 2)]
+        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-5), name
+    forward = [(0, 3, "broad"), (3, 5, "middling"), (5, 6, "narrow")]
+    assert launched == [(False, *one) for one in forward] + [(True, *one) for one in reversed(forward)]
+
+
+def test_steps_have_the_smallest_tiles_of_which_each_processor_does_one() -> None:
+    """Of units of 256, by 132 processors."""
+    cpu = torch.device("cpu")
+    at_once = {name: tiles.rows_at_once(tile, 256 // tile.columns, cpu) for name, tile in tiles.TILES.items()}
+    assert at_once == {"narrow": 64, "middling": 128, "broad": 512, "wide": 1024, "widest": 2048}
+    assert tiles.rows_at_once(tiles.TILES["narrow"], 256, cpu) == 16  # more columns than processors
+
+
+def test_what_is_loaded_ahead_fits_into_memory() -> None:
+    cpu = torch.device("cpu")
+    for tile in tiles.TILES.values():
+        for units in range(1, 17):
+            many = tiles.stages(tile, units, cpu)
+            bytes_ = 4 * tile.inner * tile.ways * (tile.rows + units * tile.columns) * many
+            assert many == 2 or bytes_ <= tiles.SHARED
+            assert many == tile.stages or bytes_ * (many + 1) > tiles.SHARED * many
+
+
+def test_a_weight_is_turned_where_a_fast_product_would_read_it_number_by_number() -> None:
+    matrix = torch.randn(70, 130)
+    assert torch.equal(turned(matrix), matrix.t())
+    assert not to_be_turned(matrix)
+    with fast_products():
+        assert to_be_turned(matrix)
+        assert not to_be_turned(matrix.t())
+        assert not to_be_turned(matrix.bfloat16())
+
+
+def test_turned_weights_in_sweeps_and_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_recipes(monkeypatch, GpuExecution)
+    torch.manual_seed(0)
+    model = weft.nn.NaryTreeLSTM(3, 6)
+    graph = weft.Graph.batch([weft.Graph([[], [], [0, 1], [], [2, 3]], types=[0, 0, 1, 0, 1])] * 3)
+    x = torch.randn(graph.num_vertices, 3)
+    expected = results(model, graph, x, "eager")
+    for _ in range(2):
+        with fast_products():
+            found = results(model, graph, x, "triton")
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, atol=1e-5), name
+    assert seen == [False, True]
+    cells = [cell for kept in model.__dict__["_weft"].cells.values() for cell in kept]
+    lists = [found for cell in cells for codes in cell.kept.values() for found in codes.recipes.values()]
+    recipes = [recipe.source for found in lists for recipe in found if recipe is not None]
+    assert sum("fresh((12, 30)" in source and ".go(30, 12, " in source for source in recipes) == 1  # backward
 
 
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])

@@ -11,6 +11,7 @@ from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
 from weft.run.emit import Code
 from weft.run.gpu.bind import Source, offsets_of
+from weft.run.gpu.turn import turner
 from weft.run.recipe import NoRecipe, Writer
 from weft.run.typerun import TypeRun
 
@@ -216,4 +217,14 @@ class TypeText:
         found = self.whole(value)
         if source.what == "weight":
             return found
+        if source.what == "turned":
+            return self._turned(found, value)
         return self.writer.let(f"{found}{'.to(device)' * (value.rows is None)}.contiguous()")
+
+    def _turned(self, matrix: str, value: Value) -> str:
+        """As `turned` does it."""
+        rows, columns = self.sizes(value)
+        out = self.writer.empty([columns, rows], value.dtype)
+        assert value.dtype is not None
+        self.writer.say(f"{self.writer.bind(turner(value.dtype))}.go({rows}, {columns}, {matrix}, {out})")
+        return out

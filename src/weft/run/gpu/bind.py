@@ -15,6 +15,7 @@ from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
 from weft.run.gpu.job import Weight
 from weft.run.gpu.memory import Bag, Collected, Gathered, Memory, Returned
+from weft.run.gpu.turn import to_be_turned, turned
 from weft.run.gpu.units import NotExpressible
 from weft.run.indices import BackIndex, ReadIndex
 from weft.run.rowview import row_width
@@ -49,6 +50,9 @@ class Source:
     def _weight(self, run: TypeRun) -> Tensor:
         assert self.value is not None
         return run.whole(self.value)
+
+    def _turned(self, run: TypeRun) -> Tensor:
+        return turned(self._weight(run))
 
     def _rows(self, run: TypeRun) -> Tensor:
         assert self.value is not None
@@ -149,13 +153,19 @@ class Binding:
             self.edges()
             return
         if value.rows is None and _is_weight(value, piece):
-            along, across = run.whole(value).stride()
-            self.weights[id(value)] = Weight(self.tensor(self.name(value), Source("weight", value=value)), (along, across))
+            self.weights[id(value)] = self._weight(value, run.whole(value))
             return
         if value.rows is not None and (value.rows.times != 1 or value.row_dim != 0):
             raise NotExpressible(f"rows in dimension {value.row_dim} of {value.name}")
         name = self.tensor(self.name(value), Source("rows", value=value))
         self.inputs[id(value)] = Memory(name, row_width(value) or 1, "r" if value.rows is not None else "")
+
+    def _weight(self, value: Value, matrix: Tensor) -> Weight:
+        """A matrix as it lies, or turned."""
+        along, across = matrix.stride()
+        if not to_be_turned(matrix):
+            return Weight(self.tensor(self.name(value), Source("weight", value=value)), (along, across))
+        return Weight(self.tensor(self.name(value), Source("turned", value=value)), (1, matrix.shape[0]))
 
     def edges(self) -> None:
         """Which vertex each edge belongs to, and the edges of each vertex."""

@@ -30,12 +30,13 @@ def say_launches(
     writer: Writer, number: int, walk: Walk, members: Sequence[TypeText], argument: Argument, apart: Apart | None
 ) -> None:
     """Walk all steps of a group. `argument` gives the variable of each parameter."""
-    some, backward, least = walk.sweeps["narrow"], walk.backward, None if apart is None else apart.least
+    some, backward = walk.sweeps["narrow"], walk.backward
+    limits = walk.limits(writer.indices.device, None if apart is None else apart.least)
     arguments = [writer.fact(("table", number), lambda indices: indices.tensor(step_table(indices.plan, number)))]
     for text, binding, scratch in zip(members, some.bindings, some.scratch, strict=True):
         arguments += [argument(text, source) for source in binding.parameters.values()]
         arguments += [_scratch(writer, text, value) for value, _ in scratch]
-    turns = writer.fact(("turns", number, backward), lambda indices: stretches(indices.plan, number, backward, least))
+    turns = writer.fact(("turns", number, backward), lambda indices: stretches(indices.plan, number, backward, limits))
     low, held = "0", ""
     if not interpreted():
         pairs = list(zip(arguments, walk.kinds, strict=True))

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from weft.graph.tape import Value
 from weft.run.formulas import JOINS
 from weft.run.gpu.formulas import has_formula
@@ -23,6 +25,8 @@ from weft.run.gpu.units import MIXING, NotExpressible, Units, tells
 from weft.run.gpu.variables import Tile
 from weft.run.rowview import row_width
 from weft.run.split import Piece
+
+aten = torch.ops.aten
 
 
 def _read_by(value: Value) -> list[Value]:
@@ -107,6 +111,11 @@ class Stages:
     def _again(self, key: int, reader: Value) -> bool:
         """An input that is brought together once more instead of being kept."""
         return key not in self.inside and reader.target not in MIXING
+
+    @property
+    def units_multiplied(self) -> int:
+        """The most units that one product gives."""
+        return max((self.units.count(value) for value in self.piece.values if value.target is aten.mm.default), default=0)
 
     def jobs(self, stage: int, tile: Tile) -> dict[str, list[str]]:
         """The lines of each job of a stage, by kind of rows."""

@@ -20,7 +20,8 @@ from weft.run.gpu.bind import Binding
 from weft.run.gpu.launch import Kernel, current_stream, interpreted
 from weft.run.gpu.stages import Stages
 from weft.run.gpu.sweeptext import Member, sweep_text
-from weft.run.gpu.table import FIXED, WIDTHS, Stretch, columns, step_table, stretches
+from weft.run.gpu.table import FIXED, WIDTHS, Limits, Stretch, columns, step_table, stretches
+from weft.run.gpu.tiles import EXACT, programs, rows_at_once, stages, tile_for
 from weft.run.gpu.units import NotExpressible
 from weft.run.gpu.variables import Tile
 from weft.run.split import Piece
@@ -45,7 +46,9 @@ class Sweep:
     kernel: Kernel
     bindings: list[Binding]
     scratch: list[list[tuple[Value, str]]]
+    tile: Tile
     columns: int
+    """Tiles that lie side by side."""
     keep: object
     """What the key of this sweep names by its address."""
 
@@ -72,8 +75,15 @@ class Walk:
             arguments = [argument if type(argument) is int else argument.data_ptr() for argument in arguments]
         pairs = zip(arguments, self.kinds, strict=True)
         low = 0 if interpreted() else reduce(or_, [at for at, kind in pairs if kind is not None])
-        turns = stretches(indices.plan, number, self.backward)
+        turns = stretches(indices.plan, number, self.backward, self.limits(indices.device))
         self.start(turns, indices.device, current_stream(indices.device), low, *arguments)
+
+    def limits(self, device: torch.device, apart: int | None = None) -> Limits:
+        """From how many rows on steps are of which width; from `apart` on, where it is given, the library multiplies."""
+        pairs = zip(self.sweeps.values(), [*self.sweeps][1:], strict=False)
+        found = [(rows_at_once(sweep.tile, sweep.columns, device) + 1, wider) for sweep, wider in pairs]
+        found = [(rows, name) for rows, name in found if apart is None or rows < apart]
+        return (*found, *(() if apart is None else ((apart, "apart"),)))
 
     def start(self, turns: Sequence[Stretch], device: torch.device, stream: int, low: int, table: Any, *arguments: Any) -> None:
         """Launch. Arguments are addresses, `low` all of these together; under the interpreter they are tensors."""
@@ -82,23 +92,23 @@ class Walk:
             if not isinstance(table, int):
                 self.sweeps[width].kernel.function[(1,)](table, begin, end, count, *arguments, 1)
                 continue
-            ready, programs, fixed = self._ready.get((width, low & 15 == 0, device)) or self._make_ready(width, low, device)
+            ready, many, fixed = self._ready.get((width, low & 15 == 0, device)) or self._make_ready(width, low, device)
             at = count.data_ptr()
-            ready(programs, 1, 1, stream, *fixed, table, begin, end, at, *arguments, programs)
+            ready(many, 1, 1, stream, *fixed, table, begin, end, at, *arguments, many)
 
     def _make_ready(self, width: str, low: int, device: torch.device) -> tuple[Any, ...]:
         sweep, aligned = self.sweeps[width], low & 15 == 0
-        programs = _programs(device, sweep.columns)
+        many = programs(device, sweep.columns)
         kinds = [self.kinds[0], None, None, torch.int32, *self.kinds[1:]]
-        ready = sweep.kernel.ready(device, kinds, (programs,), aligned)
-        self._ready[width, aligned, device] = found = ready, programs, sweep.kernel.fixed[ready]
+        ready = sweep.kernel.ready(device, kinds, (many,), aligned)
+        self._ready[width, aligned, device] = found = ready, many, sweep.kernel.fixed[ready]
         return found
 
     def made(self, width: str, device: torch.device, aligned: bool) -> tuple[Any, int]:
         """The compiled kernel for steps of a width, and how many programs run it."""
-        programs = self._make_ready(width, 0 if aligned else 1, device)[1]
+        many = self._make_ready(width, 0 if aligned else 1, device)[1]
         kinds = [self.kinds[0], None, None, torch.int32, *self.kinds[1:]]
-        return self.sweeps[width].kernel.made(device, kinds, (programs,), aligned), programs
+        return self.sweeps[width].kernel.made(device, kinds, (many,), aligned), many
 
 
 def by_one_kernel(run: TypeRun) -> bool:
@@ -136,7 +146,7 @@ def walk(number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[]
     key = (key, tuple(where), torch.get_float32_matmul_precision())
     if key not in kept:
         try:
-            kept[key] = Walk({width: _build(parts(), where, width, backward) for width in WIDTHS[:3]}, backward)
+            kept[key] = Walk(_sweeps(parts, where, backward), backward)
         except NotExpressible as why:
             kept[key] = why
             text = f"{why.cell or code.name}: backend 'triton' runs its steps one by one, for no kernel can express {why}"
@@ -145,44 +155,43 @@ def walk(number: int, runs: Sequence[TypeRun], key: Hashable, parts: Callable[[]
     return found if isinstance(found, Walk) else None
 
 
+def _sweeps(parts: Callable[[], list[Part]], where: dict[tuple[int, int], int], backward: bool) -> dict[str, Sweep]:
+    """A sweep for each width for which there are tiles."""
+    found: dict[str, Sweep] = {}
+    for width in WIDTHS[:-1]:
+        found[width] = _build(parts(), where, width, backward)
+        if found[width].tile is EXACT:
+            break
+    return found
+
+
 def _build(parts: list[Part], where: dict[tuple[int, int], int], width: str, backward: bool) -> Sweep:
-    members, parameters, numbers, scratch = [], list[str](), list[str](), []
-    widest = 1
+    members, parameters, numbers, scratch, ahead = [], list[str](), list[str](), [], list[int]()
     for part in parts:
         binding = part.binding
         shifts = {name: where[part.run.type, output] + backward for output, name in binding.outputs_shifted.items()}
         try:
-            member, stages = _member(part, shifts, width)
+            member, found = _member(part, shifts, width)
         except NotExpressible as why:
             why.cell = part.run.code.name
             raise
         members.append(member)
-        widest = max(widest, member.columns)
-        parameters += [*binding.parameters, *(name for _, name in stages.scratch)]
+        ahead.append(stages(member.tile, found.units_multiplied, part.run.indices.device))
+        parameters += [*binding.parameters, *(name for _, name in found.scratch)]
         numbers += binding.numbers
-        scratch.append(stages.scratch)
+        scratch.append(found.scratch)
     text = sweep_text(members, parameters, numbers, backward, FIXED + 2 * len(where))
-    kernel = Kernel(text, "sweep", cooperative=True)
-    return Sweep(kernel, [part.binding for part in parts], scratch, widest, [part.piece for part in parts])
+    most = max(members, key=lambda member: member.columns)
+    kernel = Kernel(text, "sweep", max(member.tile.warps for member in members), min(ahead), cooperative=True)
+    return Sweep(kernel, [part.binding for part in parts], scratch, most.tile, most.columns, [part.piece for part in parts])
 
 
 def _member(part: Part, shifts: dict[str, int], width: str) -> tuple[Member, Stages]:
     binding = part.binding
-    stages = Stages(part.piece, part.stores, binding.inputs, binding.outputs, binding.weights, binding.prefix, part.overwrites)
+    found = Stages(part.piece, part.stores, binding.inputs, binding.outputs, binding.weights, binding.prefix, part.overwrites)
     tile = tile_for({value.dtype for value in part.piece.values if value.dtype is not None}, width)
-    jobs = [stages.jobs(stage, tile) for stage in range(stages.count)]
-    return Member(jobs, tile, -(-stages.units.width // tile.columns), shifts), stages
-
-
-def tile_for(dtypes: set[torch.dtype], width: str) -> Tile:
-    """Tiles for steps of a width: few rows leave most programs idle, so their columns are dealt out more finely; of many rows
-    each program takes more, so that weights are read less often."""
-    exact = torch.get_float32_matmul_precision() == "highest" and torch.float32 in dtypes
-    if exact or torch.float64 in dtypes:
-        return Tile(inner=32, precision="ieee")
-    if width == "wide":
-        return Tile(rows=64, columns=32, inner=32, precision="tf32")
-    return Tile(columns=8 if width == "narrow" else 16, inner=32, precision="tf32", ways=4)
+    jobs = [found.jobs(stage, tile) for stage in range(found.count)]
+    return Member(jobs, tile, -(-found.units.width // tile.columns), shifts), found
 
 
 def _scratch(run: TypeRun, value: Value) -> Tensor:
@@ -194,7 +203,6 @@ def _scratch(run: TypeRun, value: Value) -> Tensor:
 
 
 _counters: dict[tuple[torch.device, int], Tensor] = {}
-_processors: dict[torch.device, int] = {}
 
 
 def counter(device: torch.device, stream: int) -> Tensor:
@@ -209,13 +217,3 @@ def fresh_counter(device: torch.device, stream: int) -> Tensor:
     """A count of its own for what is launched on a stream from now on."""
     found = _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
     return found
-
-
-def _programs(device: torch.device, columns: int) -> int:
-    """As many programs as run at once, and a multiple of the columns' tiles so that each keeps its columns."""
-    if interpreted():
-        return 1
-    if device not in _processors:
-        _processors[device] = torch.cuda.get_device_properties(device).multi_processor_count
-    most = _processors[device]
-    return most // columns * columns if columns <= most else most

@@ -8,7 +8,6 @@ Every line fills the columns of its own type only.
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,13 +21,15 @@ from weft.plan.plan import Plan
 
 FIXED = 5
 
-NARROW, WIDE = 64, 400
-"""Rows of a step below and from which on other tiles are faster (measured on an H200)."""
 MOST_STRETCHES = 6
-WIDTHS = ("narrow", "middling", "wide", "apart")
+WIDTHS = ("narrow", "middling", "broad", "wide", "widest", "apart")
+"""For steps of each width there is a kernel of its own; for the last, the library multiplies."""
+
+Limits = tuple[tuple[int, str], ...]
+"""From how many rows on steps are of a width, in order; below the first limit they are narrow."""
 
 Stretch = tuple[int, int, str]
-"""Consecutive steps, from the first to before the last, that are "narrow", "middling" or "wide"."""
+"""Consecutive steps, from the first to before the last, that are of one width."""
 
 
 def columns(plan: Plan, number: int) -> dict[tuple[int, int], int]:
@@ -67,34 +68,23 @@ def _make(plan: Plan, number: int) -> Ints:
     return table.reshape(-1)
 
 
-def stretches(plan: Plan, number: int, backward: bool = False, apart: int | None = None) -> list[Stretch]:
-    """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch.
-
-    Steps of `apart` rows and more are stretches of their own kind, "apart": the library multiplies for them.
-    """
-    key = ("stretches", number, apart)
+def stretches(plan: Plan, number: int, backward: bool, limits: Limits) -> list[Stretch]:
+    """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch."""
+    key = ("stretches", number, limits)
     if key not in plan._derived:
-        plan._derived[key] = _make_stretches(step_sizes(plan, number), apart)
+        plan._derived[key] = _make_stretches(step_sizes(plan, number), limits)
     found = cast(list[Stretch], plan._derived[key])
     return found[::-1] if backward else found
 
 
-def _make_stretches(sizes: Sequence[int], apart: int | None) -> list[Stretch]:
-    limits, names = _limits(NARROW, WIDE, apart)
-    width = [bisect_right(limits, size) for size in sizes]
+def _make_stretches(sizes: Sequence[int], limits: Limits) -> list[Stretch]:
+    least, names = [rows for rows, _ in limits], ["narrow", *(name for _, name in limits)]
+    width = [bisect_right(least, size) for size in sizes]
     begins = [at for at, (before, now) in enumerate(pairwise((-1, *width))) if before != now]
     found = [(begin, end, names[width[begin]]) for begin, end in pairwise((*begins, len(sizes)))]
     if len(found) <= MOST_STRETCHES or any(name == "apart" for _, _, name in found):
         return found
-    return [(0, len(sizes), names[bisect_right(limits, sum(sizes) / len(sizes))])]
-
-
-@functools.cache
-def _limits(narrow: int, wide: int, apart: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """From how many rows on a step has the next width, and the names of the widths."""
-    limits = [(at, name) for at, name in ((narrow, "middling"), (wide, "wide")) if apart is None or at < apart]
-    limits += [] if apart is None else [(apart, "apart")]
-    return tuple([at for at, _ in limits]), ("narrow", *(name for _, name in limits))
+    return [(0, len(sizes), names[bisect_right(least, sum(sizes) / len(sizes))])]
 
 
 def step_sizes(plan: Plan, number: int) -> list[int]:

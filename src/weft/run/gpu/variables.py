@@ -26,6 +26,9 @@ class Tile:
     inner: int = 64
     precision: str = "ieee"
     ways: int = 1
+    stages: int = 3
+    """Parts of the inner dimension that are loaded ahead, at most."""
+    warps: int = 4
 
 
 @dataclass(eq=False)
