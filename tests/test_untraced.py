@@ -157,3 +157,49 @@ def test_warnings_name_the_line_that_led_to_them() -> None:
 class SparseModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.to_sparse().to_dense()
+
+
+class Growing(weft.VertexFunction):
+    """Looks at its numbers, of which zeros never grow."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": (2,)})
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, v: Any) -> None:
+        kids = v.gather()
+        h = grows(v.pull() + kids.sum() + kids.map(lambda k: k["h"] * (2 if k.edge.sum() > 1 else 1)).sum())
+        h = torch.tanh(self.layer(h)) + (grows(v.gather(0)["h"]) if kids.count > 0 else 0)
+        v.scatter(h=h)
+        v.push(h)
+
+
+class Rounds(weft.VertexFunction):
+    def __init__(self) -> None:
+        super().__init__(state={"h": (2,)})
+
+    def forward(self, v: Any) -> None:
+        h = grows(v.state["h"]) + v.gather().sum()
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_vertex_functions_are_looked_at_with_the_tensors_of_a_vertex() -> None:
+    torch.manual_seed(0)
+    graph = weft.Graph.batch([weft.Graph([[], [], [0, 1], [2]]), weft.Graph.chain(3)])
+    x, edges = torch.randn(7, 2) + 2, torch.rand(graph.num_edges, 1) + 0.5
+    model, typed = Growing(), weft.Typed({"one": Growing(), "other": Growing()})
+    kinds = weft.Graph([[], [], [0, 1], [2]], types=["one", "other", "other", "one"])
+    rounds, init = Rounds(), {"h": torch.rand(7, 2) + 1}
+    calls: list[Callable[[str], Any]] = [
+        lambda backend: model(graph, x, edges=edges, backend=backend),
+        lambda backend: typed(kinds, x[:4], edges=edges[:3], backend=backend),
+        lambda backend: rounds(graph, rounds=2, init=init, backend=backend),
+    ]
+    for call in calls:
+        torch.testing.assert_close(call("auto"), call("reference"))
+
+
+def test_a_cycle_is_told_where_the_code_must_be_looked_at_with_real_numbers() -> None:
+    with pytest.raises(weft.StructureError, match=r"^Growing: graph 0: cycle: "):
+        Growing()(weft.Graph([[], [0, 2], [1]]), torch.ones(3, 2), edges=torch.ones(3, 1))

@@ -16,7 +16,7 @@ from weft.api.modelcache import Kinds, Settled
 from weft.api.structure import EVERY_TYPE, INIT, ONE_TYPE, Seen, by_name, reaching
 from weft.errors import ShapeError, TraceError, warn
 from weft.graph.capture import Surroundings
-from weft.graph.cell import Body, Trace, trace, trace_plainly
+from weft.graph.cell import Body, Sample, Trace, trace, trace_plainly
 from weft.graph.held import Held
 from weft.graph.program import NodeType
 from weft.graph.rows import Rows, Spec, TensorSpec
@@ -61,7 +61,8 @@ class CallCells(CallInputs):
         except TraceError as error:
             reason = str(error)
         try:
-            made = trace_plainly(name, body, spec, surroundings, reason, self.cache.foreseen)
+            sample = self.first_row(vertex_type, spec)
+            made = trace_plainly(name, body, spec, surroundings, reason, self.cache.foreseen, sample=sample)
         except Exception as error:
             error.add_note(f"in {name}, for {'a vertex without children' if spec.childless else 'a vertex'}")
             raise
@@ -69,6 +70,10 @@ class CallCells(CallInputs):
             self.cache.warned.add(name)
             warn(f"{name}: {made.fallback}")
         return made
+
+    def first_row(self, vertex_type: int, spec: Spec) -> Sample:
+        """The tensors of a vertex of this type, with or without children, as far as there is one."""
+        raise NotImplementedError
 
     def _own_cell(self, name: str, body: Body) -> CompiledCell:
         """A cell of weft's own, beside the user's."""

@@ -11,19 +11,21 @@ from torch.utils._pytree import tree_unflatten
 
 from weft.api import inputs as check
 from weft.api.callcells import CallCells, pushes
+from weft.api.firstrow import Answers, lowest
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
 from weft.errors import StructureError
+from weft.graph.cell import Sample, undrawn
 from weft.graph.plain import Unforeseen
 from weft.graph.ports import ports_of
 from weft.graph.program import Ints, NodeType, Program
-from weft.graph.rows import TensorSpec
+from weft.graph.rows import Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.graph.uncast import uncast
 from weft.plan.plan import Plan
 from weft.plan.schedule import schedule
 from weft.run.batched import run_batched
 from weft.run.call import Call, CompiledCell
-from weft.run.reference import run_reference
+from weft.run.reference import real_row, run_reference
 from weft.run.wanted import Wanted, only_type
 
 
@@ -184,6 +186,26 @@ class VertexCall(CallCells):
             kinds.append(INIT)
             bodies[len(kinds) - 1] = (lambda rows: {(0, key): value for key, value in rows.feed("init").items()}), spec
         return kinds, seen, bodies, trees
+
+    def first_row(self, vertex_type: int, spec: Spec) -> Sample:
+        """What a vertex is answered whose code must be looked at with real numbers; what it reads runs one by one."""
+        kinds, seen, bodies, _ = self._reference_types()
+        ids = self._node_types(self.graph.has_types).ids
+        alike = np.flatnonzero(np.ones_like(ids, bool) if self.rounds is not None else ids % 2 == int(spec.childless))
+        mine = alike[ids[alike] // 2 == vertex_type]
+        candidates = mine if len(mine) else alike  # where types make no difference all are told to be of the first
+        if not len(candidates):
+            return {}
+        try:
+            program = self.program(tuple(kinds), seen)
+            node, needed = lowest(program, candidates + self.graph.num_vertices * int(self.rounds is not None))
+        except StructureError as error:
+            self._name_cycle(error)
+            raise
+        feeds = {"x": self.x, "init": self.init}
+        with torch.no_grad(), undrawn(str(self.device)):
+            results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame, needed)
+        return Answers(real_row(program, node, spec, results, feeds, self.edges))
 
     def _blame(self, node: int, error: Exception) -> None:
         vertex = node % max(self.graph.num_vertices, 1)

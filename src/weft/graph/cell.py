@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,13 @@ def _kind(tensor: Any) -> tuple[Any, ...]:
 
 
 @undone
-def discover(body: Body, spec: Spec, sample: Mapping[Name, Tensor] | None = None) -> Signature:
+class Sample(Protocol):
+    """Some of the tensors of one row, by name."""
+
+    def get(self, name: Name, /) -> Tensor | None: ...
+
+
+def discover(body: Body, spec: Spec, sample: Sample | None = None) -> Signature:
     """Run the code once on single tensors: fake or, where its path depends on values, a sample, and zeros for the rest."""
     asked: dict[Name, TensorSpec] = {}
     inputs: dict[Name, Tensor] = {}
@@ -183,12 +189,13 @@ def trace_plainly(
     foreseen: Mapping[Name, TensorSpec],
     groups: Sequence[Sequence[int]] | None = None,
     signature: Signature | None = None,
+    sample: Sample | None = None,
 ) -> Trace:
     """The slower way for a cell that cannot be traced: batched by vmap as it is, else row by row.
 
-    Without a `signature` the code runs once on zeros to find it.
+    Without a `signature` the code runs once to find it: on the tensors of a row, `sample`, and zeros where that has none.
     """
-    signature = signature or discover(body, spec, {})
+    signature = signature or discover(body, spec, {} if sample is None else sample)
     asked = {**signature.asked, **foreseen}
     found = {id(fetch(place)): place for place in reversed(surroundings.tensors) if fetch(place).requires_grad}
     places = tuple(reversed(found.values()))

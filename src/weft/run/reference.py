@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
@@ -25,26 +24,36 @@ def run_reference(
     feeds: Mapping[str, Any],
     edge: Any,
     visit: Callable[[int, Exception], None] | None = None,
+    among: Container[int] | None = None,
 ) -> list[dict[Name, Tensor]]:
-    """Every node's named outputs. `feeds` and `edge` are nests of whole tensors; `visit` is told of an error's node."""
+    """Every node's named outputs. `feeds` and `edge` are nests of whole tensors; `visit` is told of an error's node.
+
+    `among`: only these nodes run, which need none of the others.
+    """
     level = levels(program.ptr, program.src)
     order = stable_order(level, int(level.max(initial=0)) + 1).tolist()
-    ptr, src = program.ptr.tolist(), program.src.tolist()
-    feed_rows = program.feed if program.feed is not None else np.arange(program.num_nodes)
     results: list[dict[Name, Tensor]] = [{} for _ in range(program.num_nodes)]
-    for node in order:
+    for node in order if among is None else filter(among.__contains__, order):
         body, spec = body_of(int(program.type[node]))
-        arguments = range(ptr[node], ptr[node + 1])
-        states = [None if src[a] < 0 else _state(results[src[a]]) for a in arguments]
-        edges = [None if src[a] < 0 or program.edge is None else int(program.edge[a]) for a in arguments]
-        row = RealRow(spec, states, edges, int(feed_rows[node]), feeds, edge)
         try:
-            results[node] = dict(body(row))
+            results[node] = dict(body(real_row(program, node, spec, results, feeds, edge)))
         except Exception as error:
             if visit is not None:
                 visit(node, error)
             raise
     return results
+
+
+def real_row(
+    program: Program, node: int, spec: Spec, results: Sequence[Mapping[Name, Tensor]], feeds: Mapping[str, Any], edge: Any
+) -> RealRow:
+    """What a node's code can ask for, once there are results of what it reads."""
+    arguments = slice(int(program.ptr[node]), int(program.ptr[node + 1]))
+    sources = program.src[arguments].tolist()
+    rows = [None] * len(sources) if program.edge is None else program.edge[arguments].tolist()
+    states = [None if source < 0 else _state(results[source]) for source in sources]
+    edges = [None if source < 0 else row for source, row in zip(sources, rows, strict=True)]
+    return RealRow(spec, states, edges, node if program.feed is None else int(program.feed[node]), feeds, edge)
 
 
 def _state(outputs: Mapping[Name, Tensor]) -> State:
