@@ -328,7 +328,7 @@ def test_inputs_of_another_dtype_fail_in_the_users_code(dtype: torch.dtype) -> N
     for backend in ("auto", "eager"):
         with pytest.raises(RuntimeError, match="same dtype") as caught:
             model(TREE, x, backend=backend)
-        assert caught.value.__notes__ == ["in ChildSumTreeLSTM, for a vertex"]
+        assert caught.value.__notes__ == ["in ChildSumTreeLSTM, vertex 0 of graph 0 (vertex 0 of the batch)"]
         assert "forward" in [entry.name for entry in caught.traceback]
 
 

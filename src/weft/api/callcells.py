@@ -60,8 +60,8 @@ class CallCells(CallInputs):
             raise Escaped(f"{name}: {error}") from None
         except TraceError as error:
             reason = str(error)
+        sample = self.first_row(vertex_type, spec)
         try:
-            sample = self.first_row(vertex_type, spec)
             made = trace_plainly(name, body, spec, surroundings, reason, self.cache.foreseen, sample=sample)
         except Exception as error:
             error.add_note(f"in {name}, for {'a vertex without children' if spec.childless else 'a vertex'}")

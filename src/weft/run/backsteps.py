@@ -35,7 +35,9 @@ class BackSteps:
     def run(self) -> None:
         """As kernels, or as C functions over all steps, or step by step."""
         types = [type for type in self.group.types if "back" in self.backward.cut[type][1]]
-        torch._foreach_zero_([end for type in types for end in self._make_room(self.backward.runs[type])])
+        ends = [end for type in types for end in self._make_room(self.backward.runs[type])]
+        if ends:  # there may be steps that return nothing and only compute again what sums need
+            torch._foreach_zero_(ends)
         runs = [self.backward.runs[type] for type in types]
         if by_one_kernel(runs[0]) and BackSweep(self.backward, self.number, self.group, runs).run():
             return
