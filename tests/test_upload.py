@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +12,11 @@ import torch
 import weft
 from weft.api.vertexcall import VertexCall
 from weft.graph.program import Ints
+from weft.plan.library import address
 from weft.plan.native import device_parts
 from weft.plan.plan import Plan
 from weft.plan.returns import returns
+from weft.run.gpu.pinned import SIZE, SLOTS, Ring
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
 from weft.run.options import DEFAULT
@@ -74,3 +77,37 @@ def test_a_plan_that_was_used_without_gradients_gets_its_way_back_later() -> Non
         assert len(indices.there) == pieces
     single = next(one.single for one in returns(plan).values() if one.single is not None)
     assert indices.tensor(single).untyped_storage().data_ptr() == indices.there[1].memory.untyped_storage().data_ptr()
+
+
+class Slow:
+    """A driver that copies when it is told to, not when it is asked to."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[int, int, int, int]] = []
+        self.events = 0
+
+    def event(self) -> int:
+        self.events += 1
+        return self.events - 1
+
+    def wait(self, event: int) -> None:
+        for into, source, count, after in list(self.pending):
+            if after == event:
+                ctypes.memmove(into, source, count)
+                self.pending.remove((into, source, count, after))
+
+    def copy(self, into: int, source: int, count: int, stream: int, event: int) -> None:
+        self.pending.append((into, source, count, event))
+
+
+def test_pinned_memory_is_used_again_when_its_copy_is_done() -> None:
+    driver = Slow()
+    ring = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8), driver)
+    sent = [np.full(5, number, dtype=np.int32) for number in range(3 * SLOTS)]
+    found = [torch.zeros(8, dtype=torch.int32) for _ in sent]
+    for array, place in zip(sent, found, strict=True):
+        ring.send([(address(array), 8, 0), (address(array) + 8, 12, 16)], place.data_ptr(), 28, 0)
+    for event in range(SLOTS):
+        driver.wait(event)
+    for number, place in enumerate(found):
+        assert place.tolist() == [number, number, *place[2:4].tolist(), number, number, number, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
 import torch
@@ -68,3 +69,19 @@ def test_brain_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ways[-2:] == [True, True]
     for name, tensor in expected.items():
         assert torch.allclose(found[name].float(), tensor, rtol=0.1, atol=0.05 * float(tensor.abs().max())), name
+
+
+def test_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is called in threads that have not met it yet."""
+    torch.manual_seed(0)
+    ways = watch(monkeypatch)
+    model, graph = weft.nn.NaryTreeLSTM(3, 64).to(CUDA), trees(5, 9, 30)
+    x = torch.randn(graph.num_vertices, 3, device=CUDA)
+    for _ in range(2):
+        expected = results(model, graph, x, "triton")
+    found: list[dict[str, torch.Tensor]] = []
+    thread = Thread(target=lambda: found.append(results(model, weft.Graph.batch([graph]), x, "triton")))
+    thread.start()
+    thread.join()
+    assert ways[-2:] == [True, True]
+    assert all(torch.equal(found[0][name], tensor) for name, tensor in expected.items())

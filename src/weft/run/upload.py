@@ -10,6 +10,8 @@ from torch import Tensor
 
 from weft.graph.program import Ints
 from weft.plan.library import address
+from weft.run.gpu.launch import allocator, current_stream
+from weft.run.gpu.pinned import SIZE, ring
 
 ALIGNED = 4
 """Blocks start at multiples of so many integers: 16 bytes."""
@@ -31,17 +33,34 @@ class Uploaded:
 
     def __init__(self, blocks: Sequence[Ints], device: torch.device) -> None:
         self.blocks = blocks
-        sizes = [-(-block.size // ALIGNED) * ALIGNED for block in blocks]
-        pinned = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
-        into, start = pinned.numpy(), 0
         self.spans: list[tuple[int, int, int]] = []
-        for block, size in zip(blocks, sizes, strict=True):
-            into[start : start + block.size] = block.reshape(-1)
-            self.spans.append((address(block), address(block) + 4 * block.size, start))
-            start += size
-        self.memory = pinned.to(device, non_blocking=True)
-        self.places = [self.memory.data_ptr() + 4 * start for _, _, start in self.spans]
+        total = 0
+        for block in blocks:
+            at = address(block)
+            self.spans.append((at, at + 4 * block.size, total))
+            total += -(-block.size // ALIGNED) * ALIGNED
+        self.memory = self._sent(total, device) if device.type == "cuda" else self._copied(total, device)
+        start = self.memory.data_ptr()
+        self.places = [start + 4 * at for _, _, at in self.spans]
         """Where each block begins, on the device."""
+
+    def _sent(self, total: int, device: torch.device) -> Tensor:
+        """Through pinned memory that is there."""
+        there = ring(device) if 4 * total <= SIZE else None
+        if there is None:
+            return self._copied(total, device)
+        memory = allocator(device)((total,), (1,), torch.int32)
+        parts = [(first, last - first, 4 * at) for first, last, at in self.spans]
+        there.send(parts, memory.data_ptr(), 4 * total, current_stream(device))
+        return memory
+
+    def _copied(self, total: int, device: torch.device) -> Tensor:
+        """Through pinned memory that torch keeps."""
+        pinned = torch.empty(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+        into = pinned.numpy()
+        for block, (_, _, at) in zip(self.blocks, self.spans, strict=True):
+            into[at : at + block.size] = block.reshape(-1)
+        return pinned.to(device, non_blocking=True)
 
     def tensor(self, array: Ints) -> Tensor | None:
         """An array that lies in one of the blocks."""

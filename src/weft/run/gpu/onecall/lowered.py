@@ -12,6 +12,7 @@ import torch
 
 from weft.cc import build, compiler
 from weft.plan.library import address
+from weft.run.gpu.driver import bind_thread
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall.library import functions
 from weft.run.gpu.onecall.note import Given, Noted, kind_of_fact, note
@@ -26,6 +27,7 @@ from weft.run.recipe import Fact, Recipe
 
 def blas_handle() -> int:
     """The library's handle for the current stream, with torch's settings."""
+    bind_thread()
     handle: int = torch._C._cuda_getCurrentBlasHandle()
     return handle
 
