@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from weft.graph.program import NodeType, Port, Program
@@ -14,6 +15,7 @@ from weft.plan.plan import NOT_A_SLICE, Plan
 from weft.plan.returns import returns
 from weft.plan.schedule import schedule
 from weft.plan.shape import native
+from weft.run.gpu import table
 from weft.run.gpu.table import largest_step, step_sizes, step_table
 from weft.run.indices import Indices
 from weft.run.told import FACTS, Told
@@ -159,6 +161,21 @@ def test_rows_that_a_program_names_are_not_told() -> None:
     assert indices.texts([("fed rows", t), ("nodes", t)]).keys() == {("nodes", t)}
     known: Any = native(plan)
     assert indices.traits == (known.layout, known.back_traits, False)
+
+
+def test_stretches_are_found_in_c_as_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MOST_STRETCHES", 2)
+    many = 0
+    for seed in range(300):
+        plan = random_plan(seed)
+        for number in range(len(plan.groups)):
+            for limits in ((), ((2, "middling"),), ((2, "middling"), (3, "wide")), ((2, "middling"), (3, "apart"))):
+                sizes = step_sizes(plan, number)
+                expected = table._make_stretches(sizes, limits)
+                assert table.stretches(plan, number, False, limits) == expected
+                assert table.stretches(plan, number, True, limits) == expected[::-1]
+                many += table._find_stretches(plan, number, limits) is None
+    assert many
 
 
 def test_the_largest_step_is_told() -> None:

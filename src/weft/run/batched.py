@@ -65,7 +65,7 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        with torch.no_grad(), _placed(ctx.execution.call.device):
+        with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE, _placed(ctx.execution.call.device):
             given = [None if grad is None else grad.resolve_neg() for grad in grads]  # kernels read memory as it is
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], given)
         if not _autograd._get_current_graph_task_keep_graph():
