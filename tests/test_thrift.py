@@ -151,13 +151,21 @@ def test_gradients_of_other_outputs_alone_find_what_was_kept() -> None:
             assert_same(gradients(model, model(graph, x, backend="triton")[key]), expected)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 63, 127, 1000, 1025])
+@pytest.mark.parametrize("rows", [0, 1, 2, 63, 127, 1000, 1025, 2048, 3001])
 def test_sums_over_rows_take_no_memory_but_their_result(rows: int) -> None:
+    """Of many rows, a thousandth of them."""
     x = torch.randn(rows, 300, dtype=torch.float64)
     with Allocations() as made:
         found = column_sums(x)
-    assert [shape for shape in made.shapes if 0 not in shape] == [(1, 300)]
+    parts = [(-(-rows // 1024), 300)] * (rows >= 2048)
+    assert [shape for shape in made.shapes if 0 not in shape] == [*parts, (1, 300)]
     assert torch.allclose(found, x.sum(0, keepdim=True), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [5, 2500])
+def test_sums_over_rows_of_halves_are_rounded_once(rows: int) -> None:
+    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(0)).to(torch.float16)
+    assert torch.equal(column_sums(x), x.double().sum(0, keepdim=True).to(torch.float16))
 
 
 def test_gradients_of_wide_biases_are_such_sums() -> None:

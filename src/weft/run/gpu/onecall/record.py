@@ -156,9 +156,7 @@ class Recorder:
     def sums(self, rows: Block, dims: Sequence[int] = (0,), keepdim: bool = True) -> Block:
         if list(dims) != [0] or not keepdim or rows.dim() != 2:
             raise NotLowered("torch.sum")
-        out = self.fresh((1, rows.shape[1]), (), rows.dtype)
-        self.launch(totals.adder(rows.dtype), (rows.shape[0], rows.shape[1]), (rows, out))
-        return out
+        return totals.add_up(rows, self.fresh, self.launch)
 
     def zeros_like(self, like: Block, memory_format: Any = None) -> Block:
         return self.fill(self.fresh(like.shape, (), like.dtype))
