@@ -62,6 +62,13 @@ def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", nan)
 
 
+def recipe_texts(model: nn.Module) -> list[str]:
+    """The source of every recipe that calls of a model left."""
+    cells = [cell for kept in model.__dict__["_weft"].cells.values() for cell in kept]
+    lists = [found for cell in cells for codes in cell.kept.values() for found in codes.recipes.values()]
+    return [recipe.source for found in lists for recipe in found if recipe is not None]
+
+
 def watch_recipes(monkeypatch: pytest.MonkeyPatch, execution: type) -> list[bool]:
     """For every forward pass of a class of executions from here on, whether it goes by a recipe."""
     seen: list[bool] = []

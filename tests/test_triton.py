@@ -9,7 +9,7 @@ import torch
 
 import weft
 import weft.nn
-from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, results, watch_recipes
+from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, recipe_texts, results, watch_recipes
 from weft.run.gpu import sweep, tiles
 from weft.run.gpu.execution import GpuExecution
 from weft.run.gpu.turn import to_be_turned, turned
@@ -131,10 +131,22 @@ def test_turned_weights_in_sweeps_and_recipes(monkeypatch: pytest.MonkeyPatch) -
         for name, tensor in expected.items():
             assert torch.allclose(found[name], tensor, atol=1e-5), name
     assert seen == [False, True]
-    cells = [cell for kept in model.__dict__["_weft"].cells.values() for cell in kept]
-    lists = [found for cell in cells for codes in cell.kept.values() for found in codes.recipes.values()]
-    recipes = [recipe.source for found in lists for recipe in found if recipe is not None]
-    assert sum("fresh((12, 30)" in source and ".go(30, 12, " in source for source in recipes) == 1  # backward
+    turning = ["fresh((12, 30)" in text and ".go(30, 12, " in text for text in recipe_texts(model)]
+    assert turning == [False, True]  # forward, backward
+
+
+def test_leaves_that_hand_on_their_rows_copy_them_once() -> None:
+    torch.manual_seed(0)
+    model = weft.nn.TreeFC(6)
+    graph = weft.Graph.batch([weft.Graph([[], [], [0, 1], [], [2, 3]], types=[0, 0, 1, 0, 1])] * 3)
+    x = torch.randn(graph.num_vertices, 6)
+    expected = results(model, graph, x, "eager")
+    for _ in range(2):
+        found = results(model, graph, x, "triton")
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, atol=1e-5), name
+    forward = recipe_texts(model)[0]
+    assert "(tensors[2], f4, out=x2)" in forward and "index_select" not in forward
 
 
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])

@@ -158,6 +158,12 @@ class ForwardText:
         return names, saved
 
 
+def only_fed(text: TypeText, code: Code) -> dict[str, Any] | None:
+    """The inputs of a piece that does nothing but hand them on, by the name of what it stores; None for one that does more."""
+    fed = {value.name: text.code.input_name.get(value.name, ("",)) for value in code.stores}
+    return None if code.returns or any(name[0] != "feed" for name in fed.values()) else fed
+
+
 def _has_empty(number: int, indices: Indices) -> bool:
     return indices.plan.classes[number].has_empty
 

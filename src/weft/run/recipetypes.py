@@ -133,11 +133,13 @@ class TypeText:
             return self.writer.let(f"{tensor} if {tensor}.shape[0] == {self.n} else {tensor}[:{self.n}]")
         return self.writer.let(f"{tensor}.index_select(0, {self.fed_rows()})")
 
-    def feed_into(self, name: Any, place: str) -> None:
-        """Write what is fed to the rows into memory that is there."""
+    def feed_into(self, name: Any, place: str, take: str | None = None) -> None:
+        """Write what is fed to the rows into memory that is there, by `take` or as torch does it."""
         tensor = f"tensors[{self.inputs[self.type, name]}]"
         if self.in_order():
             self.writer.say(f"{place}.copy_({tensor}[:{self.n}])")
+        elif take is not None:
+            self.writer.say(f"{take}({tensor}, {self.fed_rows()}, out={place})")
         else:
             self.writer.say(f"torch.index_select({tensor}, 0, {self.fed_rows()}, out={place})")
 

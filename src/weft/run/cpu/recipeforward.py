@@ -20,7 +20,7 @@ from weft.run.emit import Code
 from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
 from weft.run.recipe import NoRecipe, Writer
-from weft.run.recipeforward import ForwardText
+from weft.run.recipeforward import ForwardText, only_fed
 from weft.run.recipetypes import TypeText
 from weft.run.wanted import Wanted
 
@@ -41,8 +41,8 @@ class NativeForwardText(ForwardText):
 
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
         """A piece that only hands on what is fed takes it straight to its place, or leaves it where it is."""
-        fed = {value.name: text.code.input_name.get(value.name, ("",)) for value in code.stores}
-        if code.returns or any(name[0] != "feed" for name in fed.values()):
+        fed = only_fed(text, code)
+        if fed is None:
             text.run_whole(code, places)
         elif not self._stays(text, fed):
             for value, name in fed.items():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from weft.plan.plan import Group
+from weft.run.emit import Code
 from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
 from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
 from weft.run.gpu.launchtext import Apart, say_launches
-from weft.run.gpu.rowcopy import put_rows
+from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.recipe import NoRecipe
-from weft.run.recipeforward import ForwardText
+from weft.run.recipeforward import ForwardText, only_fed
 from weft.run.recipetypes import TypeText
 from weft.run.upload import as_tensor
 from weft.run.wanted import Wanted
@@ -20,6 +21,15 @@ class GpuForwardText(ForwardText):
     """Writes the recipe of a forward pass that was just done on a GPU."""
 
     parameters = "tensors, chosen, records, device, stream, fresh"
+
+    def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
+        """A piece that only hands on what is fed takes it straight to its place."""
+        fed = only_fed(text, code)
+        if fed is None:
+            text.run_whole(code, places)
+            return
+        for value, name in fed.items():
+            text.feed_into(name, places[value], self.writer.bind(take_rows))
 
     def sweep(self, number: int, group: Group) -> None:
         first = self.types[group.types[0]]
