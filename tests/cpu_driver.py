@@ -106,8 +106,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     done = lowered.Lowered.done
 
-    def checked(self: Any, given: Any) -> None:
-        done(self, given)
+    def checked(self: Any, given: bytes, room: int) -> None:
+        done(self, given, room)
         if driver.errors:
             raise driver.errors[0]
 

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 from array import array
 from collections.abc import Hashable, Sequence
+from struct import Struct
 from typing import Any
 
 import torch
@@ -103,8 +104,8 @@ class Lowered:
         except (OSError, subprocess.SubprocessError):
             raise NotLowered("a compiler that cannot") from None
         self._room, self._call = library.weft_room, library.weft_call
-        for function in (self._room, self._call):
-            function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+        self._room.restype, self._room.argtypes = ctypes.c_int64, [ctypes.c_char_p]
+        self._call.restype, self._call.argtypes = ctypes.c_int64, [ctypes.c_char_p, ctypes.c_void_p]
         self.table = (ctypes.c_int64 * (FIRST_KERNEL + OF_KERNEL * len(self.text.kernels)))(*known)
         for number, (kernel, *_) in enumerate(self.text.kernels):
             if isinstance(kernel, Kernel):
@@ -132,15 +133,15 @@ class Lowered:
             raise NotLowered("a kernel that wants memory of its own")
         self.table[at : at + OF_KERNEL] = [made.function, programs, 32 * made.metadata.num_warps, made.metadata.shared]
 
-    def room(self, given: Any) -> int:
+    def room(self, given: bytes) -> int:
         """Bytes of working memory; negative where the recipe must do it."""
         while (found := self._room(given)) < -1:
             self._compile(-2 - found)
         return int(found)
 
-    def done(self, given: Any) -> None:
+    def done(self, given: bytes, room: int) -> None:
         """Launch everything."""
-        failed = self._call(given)
+        failed = self._call(given, room)
         if failed:
             raise RuntimeError(f"CUDA refused a launch or a product (codes {failed:#x} together)")
 
@@ -148,7 +149,7 @@ class Lowered:
         space = {
             "torch": torch,
             "FLOOR": floor,
-            "numbers": ctypes.c_int64 * (FIRST_VARIABLE + len(self.text.variables)),
+            "numbers": Struct(f"{FIRST_VARIABLE + len(self.text.variables)}q").pack,
             "table": ctypes.addressof(self.table),
             "blas": blas_handle,
             "counter": counter,

@@ -23,7 +23,7 @@ FIRST_KERNEL = 8
 """Before it, the table of functions holds those of the driver and of the library."""
 OF_KERNEL = 4
 """What the table says of a kernel: the function, programs, threads, shared memory."""
-FIRST_VARIABLE = 5
+FIRST_VARIABLE = 4
 
 PRELUDE = f"""#define FIRST_KERNEL {FIRST_KERNEL}
 #define OF_KERNEL {OF_KERNEL}
@@ -97,19 +97,18 @@ static int64_t placed(const int64_t *a, int64_t *off) {{
 
 int64_t weft_room(const int64_t *a) {{
 {declared}
-    const int64_t *h = (const int64_t *)a[4];
+    const int64_t *h = (const int64_t *)a[3];
     int64_t off[{len(self.working) + 1}];
     if (({checked}) & 15) return -1;
 {self._missing()}
     return placed(a, off);
 }}
 
-int64_t weft_call(const int64_t *a) {{
+int64_t weft_call(const int64_t *a, char *room) {{
 {declared}
     void *stream = (void *)a[0], *blas = (void *)a[1];
-    const int64_t *h = (const int64_t *)a[4];
-    uint64_t counter = a[3], nothing = 0;
-    char *room = (char *)a[2];
+    const int64_t *h = (const int64_t *)a[3];
+    uint64_t counter = a[2], nothing = 0;
     int64_t off[{len(self.working) + 1}];
     int64_t failed = 0;
     placed(a, off);

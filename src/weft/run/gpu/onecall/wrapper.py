@@ -24,12 +24,11 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
     memory = [f"{storage.name} = {_fresh(sizes, storage)}" for storage, sizes in noted.brought.items()]
     values = ", ".join(_value(name, kinds, texts) for name in variables)
     later = [
-        f"given = numbers(stream, blas(), 0, counter(device, stream).data_ptr(), table, {values})",
+        f"given = numbers(stream, blas(), counter(device, stream).data_ptr(), table, {values})",
         "bytes = room(given)",
         "if bytes < 0: return None",
         "working = fresh((bytes,), (1,), torch.uint8)",
-        "given[2] = working.data_ptr()",
-        "done(given)",
+        "done(given, working.data_ptr())",
         results,
     ]
     checks = [f"if not ({' and '.join(f'({guard})' for guard in guards)}): return None"] if guards else []
