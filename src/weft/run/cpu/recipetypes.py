@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
+from weft.run.cpu.turn import turned_into
 from weft.run.cpu.walk import Walk, dense
 from weft.run.emit import Code
 from weft.run.forward import kept
@@ -102,10 +103,10 @@ class ForwardTypeText(NativeTypeText):
         if value.name not in walk.matrices:
             return [f"{self._dense(value)}.data_ptr(), {CONSTANT}"]
         matrix, turned, apart = dense(found.t() if walk.matrices[value.name] else found)
-        if turn:
-            shape = tuple(found.shape)
-            name = self.writer.let(f"fresh({shape}, {found.dtype}, device).copy_({name})")
-            turned, apart = False, max(shape[1], 1)
+        if turn and turned:
+            fresh = f"fresh({tuple(found.shape)}, {found.dtype}, device)"
+            name = self.writer.let(f"{self.writer.bind(turned_into)}({fresh}, {name})")
+            turned, apart = False, found.shape[1]
         elif matrix.data_ptr() != found.data_ptr():
             raise NoRecipe("a matrix that is neither dense by rows nor by columns")
         return [f"{name}.data_ptr(), {CONSTANT}", f"{int(turned)}, {CONSTANT}", f"{apart}, {CONSTANT}"]
