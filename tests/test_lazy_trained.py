@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from weft.lazy import gradients
 from weft.lazy.nests import flatten
 
 torch.manual_seed(0)
@@ -201,3 +202,16 @@ def test_what_a_result_is_not_made_of_has_no_gradient(fn: Callable[..., Any], ca
         assert [grad is None for grad in grads[1]] == [grad is None for grad in grads[0]]
         for batched, looped in zip(grads[1], grads[0], strict=True):
             torch.testing.assert_close(batched, looped)
+
+
+def test_tensors_that_are_taken_one_by_one_are_told_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    found = gradients.are_trained
+    monkeypatch.setattr(gradients, "are_trained", lambda *given: asked.append(given) or found(*given))
+
+    def masked(x: Tensor) -> Tensor:
+        h = torch.tanh(LINEAR(x))
+        return h[h > 0].sum()
+
+    results = weft.batched(masked, stack=False)(X.repeat(4, 1))
+    assert len(asked) < 4 and [each.requires_grad for each in results] == [True] * 16

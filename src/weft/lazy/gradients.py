@@ -65,7 +65,10 @@ def requires_grad(tape: Tape, value: Value) -> bool:
         return False
     if tape.ended is not None:
         tape.result(value)
-    return bool(are_trained(tape, [value._ref])[0])
+    ref = value._ref
+    if 0 <= ref < tape.floor:  # many are asked for one by one, where code needs their tensors
+        return bool(int(_past(tape)[ref >> OUTPUT_BITS]) >> min(ref & LOW, LAST) & 1)
+    return bool(are_trained(tape, [ref])[0])
 
 
 def are_trained(tape: Tape, refs: Sequence[int]) -> Flags:
@@ -94,11 +97,16 @@ def _types(tape: Tape, calls: Longs) -> Ints:
 
 def _outputs(tape: Tape) -> Longs:
     """For every call so far which of its outputs require gradients, as bits."""
+    return _with(tape, _past(tape), [segment(tape)]) if tape.type else _past(tape)
+
+
+def _past(tape: Tape) -> Longs:
+    """The same for the calls of all flushes."""
     known = tape.trained
     if known.flushes < len(tape.past):
         known.outputs = _with(tape, known.outputs, tape.past[known.flushes :])
         known.flushes = len(tape.past)
-    return _with(tape, known.outputs, [segment(tape)]) if tape.type else known.outputs
+    return known.outputs
 
 
 def bits_at(outputs: Longs, refs: Longs) -> Flags:
