@@ -23,9 +23,6 @@ from weft.run.views import is_free
 ROWS, COLUMNS = 1024, 16
 """How much a program loads at a time."""
 
-LEAST = 256
-"""Columns from which on there are enough programs."""
-
 SOURCE = f"""import triton
 import triton.language as tl
 
@@ -55,9 +52,9 @@ def adds_up_rows(value: Value) -> bool:
     """Whether an operation is such a sum, of memory as it is."""
     if value.target is not torch.ops.aten.sum.dim_IntList or value.kwargs or tuple(value.args[1]) != (0,):
         return False
-    rows, width = value.args[0], row_width(value.args[0]) or 0
+    rows = value.args[0]
     plain = rows.dtype in TYPES and rows.rows is not None and not is_free(rows) and len(rows.shape or ()) == 2
-    return plain and width >= LEAST and value.shape == (1, width)
+    return plain and value.shape == (1, row_width(rows))
 
 
 @functools.cache

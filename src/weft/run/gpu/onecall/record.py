@@ -153,9 +153,8 @@ class Recorder:
         self.say(Fill(out.contiguous()))
         return out
 
-    def sums(self, rows: Block, dims: Sequence[int] = (0,), keepdim: bool = True) -> Block:
-        if list(dims) != [0] or not keepdim or rows.dim() != 2:
-            raise NotLowered("torch.sum")
+    def sums(self, rows: Block) -> Block:
+        """As `column_sums`."""
         return totals.add_up(rows, self.fresh, self.launch)
 
     def zeros_like(self, like: Block, memory_format: Any = None) -> Block:
@@ -199,7 +198,7 @@ class Recorder:
 class _Torch:
     def __init__(self, recorder: Recorder) -> None:
         self.mm: Callable[..., Block] = recorder.product
-        self.sum, self.zeros_like = recorder.sums, recorder.zeros_like
+        self.zeros_like = recorder.zeros_like
         self.contiguous_format, self.cat = torch.contiguous_format, recorder.join
 
     @staticmethod
