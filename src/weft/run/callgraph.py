@@ -91,9 +91,9 @@ def without(graph: CallGraph, keep: Bools) -> CallGraph:
     return CallGraph(graph.type[keep], ptr, number[graph.src[arguments]], graph.out[arguments], graph.feed[keep])
 
 
-def planned_program(graph: CallGraph, kinds: dict[int, NodeType]) -> Program:
-    """The program for the planner; its types are the present ones, numbered in the order of `kinds`."""
-    dense = np.full(max(kinds, default=0) + 1, -1, np.int32)
-    dense[list(kinds)] = np.arange(len(kinds))
-    out = graph.out if any(kind.outputs > 1 for kind in kinds.values()) else None
-    return Program(tuple(kinds.values()), dense.take(graph.type), graph.ptr, graph.src, out, graph.feed)
+def planned_program(graph: CallGraph, present: Sequence[int], kinds: tuple[NodeType, ...]) -> Program:
+    """The program for the planner; its types are the present ones, in this order."""
+    dense = np.full(max(present, default=0) + 1, -1, np.int32)
+    dense[list(present)] = np.arange(len(present))
+    out = graph.out if any(kind.outputs > 1 for kind in kinds) else None
+    return Program(kinds, dense.take(graph.type), graph.ptr, graph.src, out, graph.feed)

@@ -22,8 +22,8 @@ class Sharing:
     def __init__(self) -> None:
         self.count = 0
         """Changes whenever classes were joined."""
-        self._slot_base: list[int] = [0]
-        self._output_base: list[int] = [0]
+        self._slot_base: npt.NDArray[np.int64] = np.zeros(1, np.int64)
+        self._output_base: npt.NDArray[np.int64] = np.zeros(1, np.int64)
         self._known: npt.NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)
         self._parent: dict[tuple[str, int], tuple[str, int]] = {}
         self._groups: dict[int, tuple[int, Groups]] = {}
@@ -32,14 +32,17 @@ class Sharing:
     def see(self, types: list[CallType], type: Ints, owner: Ints, position: Ints, src: Ints, out: Ints) -> None:
         """Learn from a program: argument `position` of call `owner` reads output `out` of call `src`."""
         self._grow(types)
-        slots = np.array(self._slot_base, np.int64)
+        slots = self._slot_base
         arguments = np.diff(slots) - 1  # the last slot of a type stands for all further arguments
         kind = type.take(owner)
         slot = slots.take(kind) + np.minimum(position, arguments.take(kind))
-        output = np.array(self._output_base, np.int64).take(type.take(src)) + out
-        wide = self._output_base[-1]
+        output = self._output_base.take(type.take(src)) + out
+        wide = int(self._output_base[-1])
         pairs = slot * wide + output
-        fresh = pairs[~self._known.reshape(-1)[pairs]]
+        is_known = self._known.reshape(-1)[pairs]
+        if is_known.all():
+            return
+        fresh = pairs[~is_known]
         for pair in np.unique(fresh).tolist():
             self._join(("slot", pair // wide), ("output", pair % wide))
         self._known.reshape(-1)[fresh] = True
@@ -52,20 +55,21 @@ class Sharing:
         self._grow(types)
         found: dict[tuple[str, int], list[int]] = {}
         for position in range(len(types[t].args)):
-            found.setdefault(self._find(("slot", self._slot_base[t] + position)), []).append(position)
+            found.setdefault(self._find(("slot", int(self._slot_base[t]) + position)), []).append(position)
         groups = tuple(map(tuple, found.values()))
         self._groups[t] = self.count, groups
         return groups
 
     def _grow(self, types: list[CallType]) -> None:
-        for kind in types[len(self._slot_base) - 1 :]:
-            self._slot_base.append(self._slot_base[-1] + len(kind.args) + 1)
-            self._output_base.append(self._output_base[-1] + len(kind.outputs))
-        shape = self._slot_base[-1], self._output_base[-1]
-        if self._known.shape != shape:
-            known = np.zeros(shape, dtype=np.bool_)
-            known[: self._known.shape[0], : self._known.shape[1]] = self._known
-            self._known = known
+        new = types[len(self._slot_base) - 1 :]
+        if not new:
+            return
+        slots, outputs = np.cumsum([(len(kind.args) + 1, len(kind.outputs)) for kind in new], axis=0).T
+        self._slot_base = np.append(self._slot_base, self._slot_base[-1] + slots)
+        self._output_base = np.append(self._output_base, self._output_base[-1] + outputs)
+        known = np.zeros((int(self._slot_base[-1]), int(self._output_base[-1])), dtype=np.bool_)
+        known[: self._known.shape[0], : self._known.shape[1]] = self._known
+        self._known = known
 
     def _find(self, item: tuple[str, int]) -> tuple[str, int]:
         while (above := self._parent.get(item, item)) != item:

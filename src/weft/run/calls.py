@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
 from weft.run.batched import run_batched
 from weft.run.call import Call, CompiledCell
-from weft.run.callcells import Cells
+from weft.run.callcells import MOST_TOGETHER, Cells
 from weft.run.callgraph import CallGraph, call_graph, needed, planned_program, without
 from weft.run.callports import Sharing
 from weft.run.dedupe import same_calls
@@ -51,11 +51,37 @@ class Engine:
     plans: PlanCache = field(default_factory=PlanCache)
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Threads that record by themselves share what a library knows."""
+    kinds: dict[tuple[int, ...], tuple[dict[int, CompiledCell], tuple[NodeType, ...]]] = field(default_factory=dict)
+    """What the planner is told of types, made for these cells."""
 
     @staticmethod
     def of(library: Library) -> Engine:
-        engine: Engine = library.kept.setdefault("engine", Engine())
-        return engine
+        engine: Engine | None = library.kept.get("engine")
+        return library.kept.setdefault("engine", Engine()) if engine is None else engine
+
+    def ready(self, library: Library, types: tuple[int, ...]) -> Ready:
+        """The cells of these types, as they hold now."""
+
+        def make() -> dict[int, CompiledCell]:
+            groups = [self.sharing.groups(library.types, t) for t in types]
+            return {i: self.cells.cell(t, library.types[t], groups[i]) for i, t in enumerate(types)}
+
+        cells, captured = self.cells.all((types, self.sharing.count), make)
+        known = self.kinds.get(types)
+        if known is None or known[0] is not cells:
+            if len(self.kinds) >= MOST_TOGETHER:
+                self.kinds.clear()
+            named = [(library.types[t], cells[i].trace.ports) for i, t in enumerate(types)]
+            known = self.kinds[types] = cells, tuple([NodeType(kind.name, ports, len(kind.outputs)) for kind, ports in named])
+        return Ready(cells, captured, known[1])
+
+
+class Ready(NamedTuple):
+    """The cells of a plan's types, the tensors that they use, if those were looked up, and what the planner is told of them."""
+
+    cells: dict[int, CompiledCell]
+    captured: Sequence[Tensor] | None
+    kinds: tuple[NodeType, ...]
 
 
 def run_calls(
@@ -140,13 +166,9 @@ def engine_call(
     """What the engine is to compute, the places of its results among the wanted ones, and whether its plan was kept."""
     engine = Engine.of(library)
     with engine.lock:
-        found: dict[int, CompiledCell] = {}
-        prepared, cached = prepare(library, programs, wanted, options, found)
-
-        def make() -> dict[int, CompiledCell]:
-            return {i: found.get(t) or _cell(library, engine, t) for i, t in enumerate(prepared.types)}
-
-        cells, captured = engine.cells.all((prepared.types, engine.sharing.count), make)
+        made: dict[tuple[int, ...], Ready] = {}
+        prepared, cached = prepare(library, programs, wanted, options, made)
+        cells, captured, _ = made.get(prepared.types) or engine.ready(library, prepared.types)
     plan = prepared.plan
     device = torch.device(library.types[prepared.types[0]].device)
     tables = merge_tables(programs)
@@ -161,11 +183,15 @@ def engine_call(
 
 
 def prepare(
-    library: Library, programs: Sequence[CallProgram], wanted: References, options: Options, cells: dict[int, CompiledCell]
+    library: Library,
+    programs: Sequence[CallProgram],
+    wanted: References,
+    options: Options,
+    made: dict[tuple[int, ...], Ready],
 ) -> tuple[Prepared, bool]:
     """The plan for some programs, made once for equal programs, and whether it was there already.
 
-    The cells that a new plan asked for are left in `cells`, by the library's number of their type.
+    The cells that a new plan asked for are left in `made`, by its types.
     """
     engine = Engine.of(library)
     structure: tuple[Any, ...] = tuple(program.structure for program in programs)
@@ -198,10 +224,10 @@ def prepare(
             results = first[wanted >> OUTPUT_BITS].astype(np.int64) << OUTPUT_BITS | wanted & LOW
         keep = needed(graph, results)
         if keep is None:
-            return _planned(library, engine, graph, results, options, cells)
+            return _planned(library, engine, graph, results, options, made)
         number = np.cumsum(keep) - 1
         results = number[results >> OUTPUT_BITS] << OUTPUT_BITS | results & LOW
-        return _planned(library, engine, without(graph, keep), results, options, cells)
+        return _planned(library, engine, without(graph, keep), results, options, made)
 
     cached = key in engine.plans
     found = engine.plans.get(key, make)
@@ -210,20 +236,18 @@ def prepare(
 
 
 def _planned(
-    library: Library, engine: Engine, graph: CallGraph, results: References, options: Options, cells: dict[int, CompiledCell]
+    library: Library,
+    engine: Engine,
+    graph: CallGraph,
+    results: References,
+    options: Options,
+    made: dict[tuple[int, ...], Ready],
 ) -> Prepared:
     present = tuple(np.flatnonzero(np.bincount(graph.type)).tolist())
-    kinds: dict[int, NodeType] = {}
-    for t in present:
-        kind = library.types[t]
-        cells[t] = _cell(library, engine, t)
-        kinds[t] = NodeType(kind.name, cells[t].trace.ports, len(kind.outputs))
-    plan = schedule(planned_program(graph, kinds), options.policy, options.max_rows)
+    made[present] = engine.ready(library, present)
+    program = planned_program(graph, present, made[present].kinds)
+    plan = schedule(program, options.policy, options.max_rows)
     return Prepared(plan, present, _wanted_groups(plan, results))
-
-
-def _cell(library: Library, engine: Engine, t: int) -> CompiledCell:
-    return engine.cells.cell(t, library.types[t], engine.sharing.groups(library.types, t))
 
 
 def _wanted_groups(plan: Plan, results: References) -> tuple[tuple[Ints, Wanted], ...]:
