@@ -15,9 +15,13 @@ from torch import Tensor, nn
 import weft
 import weft.testing
 from random_lazy import DIM, Interpreter, random_example
-from weft.lazy import division, flush, leftover, native, rewrite, taken
+from weft.lazy import division, flush, leftover, native, pools, rewrite, taken
+from weft.lazy.kinds import kind_of
 from weft.lazy.leftover import Selection
+from weft.lazy.pools import ROW_BITS
+from weft.lazy.state import State
 from weft.lazy.taken import Pending
+from weft.lazy.tape import Tape
 from weft.run.callgraph import call_graph
 
 pytestmark = pytest.mark.skipif(native.functions("weave.c", "weft_take") is None, reason="no C compiler")
@@ -107,6 +111,34 @@ def test_random_programs_are_woven_alike(monkeypatch: pytest.MonkeyPatch) -> Non
         programs = [random_example(seed)[0] for seed in range(first, first + 12)]
         net(programs, torch.randn(12, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(first)))
     assert min(compared.seen["divided"], compared.seen["rewritten"], compared.seen["taken"]) > 4
+
+
+def test_rows_are_found_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = np.random.default_rng(0)
+    results = {int(ref): int(dice.integers(4)) * 2 << ROW_BITS | row for row, ref in enumerate(dice.permutation(90) - 9)}
+    for count in (0, 1, 40):
+        refs = np.sort(dice.choice(np.array(list(results)), count, replace=False))
+        found = pools.found_rows(results, refs)
+        assert_equal(found, by_numpy(monkeypatch, pools, lambda refs=refs: pools.found_rows(results, refs)))
+        assert sum(many for _, many in found[2]) == count
+    with pytest.raises(KeyError, match="1000"):
+        pools.found_rows(results, np.array([1000]))
+
+
+def test_values_that_somebody_holds_are_found_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = Tape(State(None), "auto", "cpu")
+    tape.track()
+    kind = kind_of((), torch.float32)
+    mine = [tape.make(tape, ref << 12 | 1, kind) for ref in (7, 3, 5, 3, 9)]
+    for ref in (2, 8):
+        tape.make(tape, ref << 12, kind)
+    tape.results[5 << 12 | 1] = 0
+    calls = Pending(np.arange(3, 10), *[np.zeros(7, np.int32)] * 2, *[np.empty(0, np.int32)] * 3, {}, [])
+    for alike in (lambda work: work(), lambda work: by_numpy(monkeypatch, leftover, work)):
+        held = alike(lambda: leftover._held(tape))
+        assert sorted(map(id, held)) == sorted(map(id, mine))
+        refs = alike(lambda: leftover._alive(tape, calls, mine))
+        assert refs.tolist() == [3 << 12 | 1, 7 << 12 | 1, 9 << 12 | 1]
 
 
 class Twice(nn.Module):

@@ -18,7 +18,7 @@ from weft.lazy.gradients import are_trained
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Selection
 from weft.lazy.ops import Feed, Op
-from weft.lazy.pools import ROW_BITS, places_of
+from weft.lazy.pools import ROW_BITS, found_rows
 from weft.lazy.rewrite import Imports, rewrite
 from weft.run.blaming import run_blaming
 from weft.run.calls import Group
@@ -62,15 +62,10 @@ class Flush:
 
     def _find_handed(self) -> None:
         """Where the results of earlier flushes are that are used, and which calls hand them in: source by source."""
-        tape, refs = self.tape, self.selection.division.handed.tolist()
-        check_shown(tape, refs)
-        source, row = places_of(tape.results, refs)
-        order = np.argsort(source, kind="stable")
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        counts = np.bincount(source)
-        self.sources = [(number, int(counts[number])) for number in np.flatnonzero(counts).tolist()]
-        self.rows = row[order]
+        tape, handed = self.tape, self.selection.division.handed
+        if tape.changes.shown:
+            check_shown(tape, handed.tolist())
+        self.rows, place, self.sources = found_rows(tape.results, handed)
         self._check_given()
         library, device = self.state.library, tape.device
         numbers = [library.number(given_op(tape.sources[number].kind, device)) for number, _ in self.sources]

@@ -22,6 +22,7 @@ from torch import Tensor
 from weft.graph.recording import OUTPUT_BITS, References, Table
 from weft.lazy.chains import Recorded
 from weft.lazy.division import Division, divided
+from weft.lazy.native import functions
 from weft.lazy.taken import Pending, all_pending, segment, tables_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
@@ -111,6 +112,9 @@ def _held(tape: Tape, with_left: bool = False) -> list[Value]:
     """The values that somebody else holds."""
     tape.settle_all()
     lists = [*(calls.values for calls in tape.left if with_left), tape.values or []]
+    native = functions("weave.c", "weft_held")
+    if native is not None:
+        return [value for values in lists for value in native[0](values)]
     counted = [(values, list(map(sys.getrefcount, values))) for values in lists]
     return [value for pairs in counted for value, count in zip(*pairs, strict=True) if count > _UNHELD]
 
@@ -122,6 +126,9 @@ def _alive(tape: Tape, calls: Pending, held: list[Value]) -> References:
         first = np.repeat((calls.number << OUTPUT_BITS) - (np.cumsum(outputs) - outputs), outputs)
         return first + np.arange(len(first))
     least = int(calls.number[0]) << OUTPUT_BITS if len(calls.number) else 0
+    native = functions("weave.c", "weft_alive")
+    if native is not None:
+        return np.frombuffer(native[0]((held, tape.results, least)), np.int64)
     refs = np.array([value._ref for value in held if value._ref >= least and value._ref not in tape.results], np.int64)
     return refs if bool((refs[1:] > refs[:-1]).all()) else np.unique(refs)
 

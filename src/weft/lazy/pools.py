@@ -23,6 +23,7 @@ from torch import Tensor
 from weft.graph.uncast import cat
 from weft.lazy.chains import Longs
 from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.native import functions
 from weft.run.batched import Once
 
 ROW_BITS = 32
@@ -248,6 +249,19 @@ def _once(grad: Tensor) -> Tensor:
     marked: Any = Once
     found: Tensor = marked.apply(grad.new_ones((), requires_grad=True), grad)
     return found
+
+
+def found_rows(results: dict[int, int], refs: Longs) -> tuple[Longs, Longs, list[tuple[int, int]]]:
+    """For some references the rows, source by source, which of those each of them has, and how many are of each source."""
+    native = functions("weave.c", "weft_find")
+    if native is not None:
+        rows, place, sources = native[0]((refs, results))
+        return np.frombuffer(rows, np.int64), np.frombuffer(place, np.int64), sources
+    source, row = places_of(results, refs.tolist())
+    order, counts = np.argsort(source, kind="stable"), np.bincount(source)
+    where = np.empty(len(order), np.int64)
+    where[order] = np.arange(len(order))
+    return row[order], where, [(number, int(counts[number])) for number in np.flatnonzero(counts).tolist()]
 
 
 def places_of(results: dict[int, int], refs: Any) -> tuple[Longs, Longs]:

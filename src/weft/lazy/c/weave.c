@@ -8,6 +8,7 @@
 
 #define BITS 12
 #define LOW ((1LL << BITS) - 1)
+#define ROW_BITS 32
 #define VARIES (-2)
 #define FAR_AWAY (1LL << 40)
 #define MOST_ARRAYS 24
@@ -123,6 +124,83 @@ PyObject *weft_take(PyObject *given)
         found = Py_BuildValue("NNNN", OUT(type, n, int), OUT(argument, m, i64), OUT(starts, n + 1, char), OUT(example, n, int));
 end:
     free_all(&memory);
+    return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
+}
+
+/* The items of a list that somebody else holds, too. */
+PyObject *weft_held(PyObject *values)
+{
+    PyObject *found = PyList_Check(values) ? PyList_New(0) : NULL;
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(values); i++) {
+        PyObject *item = PyList_GET_ITEM(values, i);
+        if (Py_REFCNT(item) > 1 && PyList_Append(found, item) < 0) Py_CLEAR(found);
+    }
+    if (found == NULL && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a list is expected");
+    return found;
+}
+
+/* The references of some values that are not below the least one and not among the results, each once, sorted. */
+PyObject *weft_alive(PyObject *given)
+{
+    PyObject *values, *results, *found = NULL;
+    i64 least, count = 0;
+    if (!PyArg_ParseTuple(given, "O!O!L", &PyList_Type, &values, &PyDict_Type, &results, &least)) return NULL;
+    Memory m = {.count = 0};
+    i64 *refs = room(&m, PyList_GET_SIZE(values), sizeof(i64));
+    for (Py_ssize_t i = 0; refs != NULL && i < PyList_GET_SIZE(values); i++) {
+        PyObject *ref = PyObject_GetAttrString(PyList_GET_ITEM(values, i), "_ref");
+        if (ref == NULL) goto end;
+        i64 number = PyLong_AsLongLong(ref);
+        int known = number < least ? 1 : PyDict_Contains(results, ref);
+        Py_DECREF(ref);
+        if (known < 0 || PyErr_Occurred()) goto end;
+        if (!known) refs[count++] = number;
+    }
+    if (refs != NULL) found = OUT(refs, unique(refs, count), i64);
+end:
+    free_all(&m);
+    return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
+}
+
+/* Where some references are: rows source by source, which of them each reference has, and how many each source has. */
+PyObject *weft_find(PyObject *given)
+{
+    PyObject *handed, *results, *found = NULL, *sources = PyList_New(0);
+    Py_buffer view;
+    if (sources == NULL || !PyArg_ParseTuple(given, "OO!", &handed, &PyDict_Type, &results)) goto none;
+    if (PyObject_GetBuffer(handed, &view, PyBUF_SIMPLE) < 0) goto none;
+    i64 n = view.len / sizeof(i64), most = -1, first = 0;
+    const i64 *refs = view.buf;
+    Memory m = {.count = 0};
+    i64 *at = room(&m, n, sizeof(i64)), *rows = room(&m, n, sizeof(i64)), *place = room(&m, n, sizeof(i64));
+    for (i64 i = 0; !m.failed && i < n; i++) {
+        PyObject *ref = PyLong_FromLongLong(refs[i]), *known = ref == NULL ? NULL : PyDict_GetItemWithError(results, ref);
+        if (known == NULL && ref != NULL && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, ref);
+        Py_XDECREF(ref);
+        if (known == NULL) goto end;
+        at[i] = PyLong_AsLongLong(known);
+        if (at[i] >> ROW_BITS > most) most = at[i] >> ROW_BITS;
+    }
+    i64 *next = room(&m, most + 2, sizeof(i64));
+    if (m.failed) goto end;
+    for (i64 i = 0; i < n; i++) next[(at[i] >> ROW_BITS) + 1]++;
+    for (i64 source = 0; source <= most; source++) {
+        i64 count = next[source + 1];
+        next[source + 1] = first += count;
+        PyObject *pair = count ? Py_BuildValue("LL", source, count) : NULL;
+        if (count && (pair == NULL || PyList_Append(sources, pair) < 0)) goto end;
+        Py_XDECREF(pair);
+    }
+    for (i64 i = 0; i < n; i++) {
+        place[i] = next[at[i] >> ROW_BITS]++;
+        rows[place[i]] = at[i] & ((1LL << ROW_BITS) - 1);
+    }
+    found = Py_BuildValue("NNO", OUT(rows, n, i64), OUT(place, n, i64), sources);
+end:
+    free_all(&m);
+    PyBuffer_Release(&view);
+none:
+    Py_XDECREF(sources);
     return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
 }
 
