@@ -134,6 +134,25 @@ def test_copies_and_state() -> None:
         assert torch.equal(made.eval_one(RECORDS[1]), net.eval_one(RECORDS[1]))
 
 
+def test_deep_ones_are_pickled_with_what_shares_their_parameters() -> None:
+    record: dict[str, Any] = {"a": 1.0}
+    for _ in range(96):
+        record = {"k": record, "v": 2.0, "text": ["some", "words"]}
+    net = wb.Json([record, record], 4)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(record).sum().backward()
+    made, other = pickle.loads(pickle.dumps((net, optimiser)))
+    assert list(made.state_dict()) == list(net.state_dict()) and made.input_type == net.input_type
+    assert torch.equal(made.eval_one(record), net.eval_one(record))
+    assert all(one is two for one, two in zip(made.parameters(), other.param_groups[0]["params"], strict=True))
+    parents = [parent() for block in made.modules() for parent in getattr(block, "_parents", ())]
+    assert parents and set(parents) <= set(made.modules())
+    optimiser.step()
+    made(record).sum().backward()
+    other.step()
+    assert torch.allclose(made.eval_one(record), net.eval_one(record))
+
+
 def test_the_example_learns() -> None:
     spec = importlib.util.spec_from_file_location("json_records", Path(__file__).parents[1] / "examples" / "json_records.py")
     assert spec is not None and spec.loader is not None

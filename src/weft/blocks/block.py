@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.blocks.checks import check_name
 from weft.blocks.inference import check_classes, inferring, set_type, wake
 from weft.blocks.modules import SharedModule
+from weft.blocks.pickling import DEEPEST, flat, refilled
 from weft.blocks.show import described, tree_of
 from weft.blocks.types import ResultType, map_dtypes
 from weft.errors import TypeMismatch
@@ -247,6 +248,12 @@ class Block(SharedModule, metaclass=_Construction):
             memo[id(part)].__setstate__(copy.deepcopy(part.__getstate__(), memo))
         made: Self = memo[id(self)]
         return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reached = list(self._reach())
+        if max(path.count(".") for path, _ in reached) <= DEEPEST:
+            return super().__reduce_ex__(protocol)
+        return refilled, flat([part for _, part in reached if isinstance(part, Block)])
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
