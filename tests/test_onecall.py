@@ -15,6 +15,7 @@ from cpu_driver import Driver, install
 from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, results
 from onecall_parts import CASES, compare, trees, watch
 from weft.run.gpu import apart
+from weft.run.gpu.execution import GpuExecution
 from weft.run.gpu.onecall.lowered import Lowered
 from weft.run.gpu.onecall.numbers import Example, NotLowered, Number
 from weft.run.gpu.onecall.record import Recorder
@@ -169,3 +170,20 @@ def test_a_call_that_a_guard_refuses_goes_by_the_recipe(
     monkeypatch.setattr(Recorder, "fresh", guarded)
     compare(model, [graphs[0], graphs[0], graphs[1]], CPU, monkeypatch)
     assert ways and not any(ways)
+
+
+def test_backward_uses_again_what_it_has_read(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless somebody else has it."""
+    torch.manual_seed(0)
+    model, graph, rooms = weft.nn.NaryTreeLSTM(3, 64), trees(5, 9, 3), list[int]()
+    right, whole = Lowered.room, GpuExecution._whole
+    x = torch.randn(graph.num_vertices, 3)
+    for _ in range(2):
+        results(model, graph, x, "triton")
+    monkeypatch.setattr(Lowered, "room", lambda self, given: (rooms.append(right(self, given)), rooms[-1])[1])
+    mine = results(model, graph, x, "triton")
+    monkeypatch.setattr(GpuExecution, "_whole", lambda self, recipe, *given: whole(self, recipe, *given[:3]))
+    others = results(model, graph, x, "triton")
+    (_, backward), (_, careful) = rooms[:2], rooms[2:]
+    assert backward < 0.8 * careful
+    assert all(torch.equal(mine[name], tensor) for name, tensor in others.items())

@@ -69,7 +69,7 @@ class GpuExecution(Execution):
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
             return super().backward(tensors, mine, grads)
-        results: list[Tensor | None] | None = None if keep else self._whole(found, tensors, mine, grads)
+        results: list[Tensor | None] | None = None if keep else self._whole(found, tensors, mine, grads, not saved)
         return self._backward_by(found, tensors, mine, grads, keep) if results is None else results
 
     def _whole(
@@ -78,8 +78,9 @@ class GpuExecution(Execution):
         tensors: Sequence[Tensor],
         saved: Sequence[Tensor] | None = None,
         grads: Sequence[Tensor | None] = (),
+        owned: bool = False,
     ) -> Any:
-        """By one call of C; None where the recipe does it."""
+        """By one call of C; None where the recipe does it. `owned`: nobody else has what was saved."""
         device = self.call.device
         if not can_lower(device):
             return None
@@ -92,7 +93,7 @@ class GpuExecution(Execution):
         if not isinstance(fast, Lowered):
             return None
         facts = fast.facts(self.indices)
-        return fast.run(facts, tensors, saved, grads, current_stream(device), allocator(device))
+        return fast.run(facts, tensors, saved, grads, owned, current_stream(device), allocator(device))
 
     def _forward_by(self, recipe: Recipe, tensors: Sequence[Tensor]) -> Any:
         device = self.call.device

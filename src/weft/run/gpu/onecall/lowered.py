@@ -83,7 +83,9 @@ def lowered(recipe: Recipe, before: Recipe | None, indices: Indices, facts: Sequ
     device = indices.device
     if device not in recipe.whole:
         try:
-            recipe.whole[device] = Lowered(note(recipe, facts, given, device), _makers(recipe, before), indices)
+            forward = None if before is None else before.whole.get(device)
+            noted = note(recipe, forward.noted if isinstance(forward, Lowered) else None, facts, given, device)
+            recipe.whole[device] = Lowered(noted, _makers(recipe, before), indices)
         except NotLowered as why:
             recipe.whole[device] = str(why)
     found = recipe.whole[device]
@@ -91,11 +93,10 @@ def lowered(recipe: Recipe, before: Recipe | None, indices: Indices, facts: Sequ
 
 
 class Lowered:
-    """A recipe as one call. `run(facts, tensors, saved, grads, stream, fresh)` gives None where the recipe must do it."""
+    """A recipe as one call: `run(facts, tensors, saved, grads, owned, stream, fresh)`; None where the recipe must do it."""
 
     def __init__(self, noted: Noted, makers: dict[str, tuple[Hashable, Fact]], indices: Indices) -> None:
-        writer = Writer(noted.operations, set(noted.brought), noted.recorder.inside)
-        self.text, self.device = writer.write(), indices.device
+        self.noted, self.text, self.device = noted, Writer(noted).write(), indices.device
         path, known = compiler(), functions()
         if path is None or known is None:
             raise NotLowered("no compiler")

@@ -44,10 +44,12 @@ class Noted:
     """Memory that the results are part of, and as which it is made."""
     facts: dict[str, type]
     """What the facts are: numbers, arrays on the device, or lists."""
+    spent: list[tuple[Block, list[str]]]
+    """What forward kept: memory as a whole, and the names of all that is part of it."""
 
 
-def note(recipe: Recipe, facts: Sequence[Any], given: Given, device: torch.device) -> Noted:
-    """Run a recipe on stand-ins for what a call gave it."""
+def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Given, device: torch.device) -> Noted:
+    """Run a recipe on stand-ins for what a call gave it; `before`: the forward pass, where it is written down, too."""
     recorder = Recorder(device)
     numbers = [
         _stand_in(recorder, f"f{at}", key, fact) for at, (key, fact) in enumerate(zip(recipe.makers, facts, strict=True))
@@ -55,11 +57,12 @@ def note(recipe: Recipe, facts: Sequence[Any], given: Given, device: torch.devic
     tensors = [recorder.given(f"t{at}", one, at in given.rows) for at, one in enumerate(given.tensors)]
     start: list[Any] = [numbers, tensors, _Absent("rows of some nodes")]
     if given.saved is None:
+        saved = []
         arguments = [*start, _Absent("records"), device, 0, recorder.fresh]
     else:
         saved = [recorder.given(f"s{at}", one, True, part=True) for at, one in enumerate(given.saved)]
         grads = [None if one is None else recorder.given(f"g{at}", one, True) for at, one in enumerate(given.grads)]
-        arguments = [*start, saved, grads, _Absent("records"), device, 0, False, recorder.fresh]
+        arguments = [*start, list(saved), grads, _Absent("records"), device, 0, False, recorder.fresh]
     try:
         results = recorder.run(recipe.run, arguments)
     except (TypeError, AttributeError) as error:
@@ -69,9 +72,24 @@ def note(recipe: Recipe, facts: Sequence[Any], given: Given, device: torch.devic
         storage = block.storage
         if storage.count is None:
             raise NotLowered("a result that is given")
-        whole = same((block.numel(), block.offset), (storage.count, 0))
-        brought.setdefault(storage, block.shape if whole else storage.sizes)
-    return Noted(recorder, recorder.operations, results, brought, {f"f{at}": _kind(one) for at, one in enumerate(numbers)})
+        brought.setdefault(storage, block.shape if _whole(block) else storage.sizes)
+    kinds = {f"f{at}": _kind(one) for at, one in enumerate(numbers)}
+    return Noted(recorder, recorder.operations, results, brought, kinds, _spent(before, saved))
+
+
+def _spent(before: Noted | None, saved: Sequence[Block]) -> list[tuple[Block, list[str]]]:
+    """Memory that forward made and kept whole: backward may use it when it has read it."""
+    found = []
+    kept: Sequence[Block] = () if before is None else before.results[1]
+    for at, block in enumerate(kept):
+        parts = [number for number, one in enumerate(kept) if one.storage is block.storage]
+        if at == next((number for number in parts if _whole(kept[number])), None):
+            found.append((saved[at], [f"s{number}" for number in parts]))
+    return found
+
+
+def _whole(block: Block) -> bool:
+    return same((block.numel(), block.offset), (block.storage.count or 0, 0))
 
 
 def _kind(fact: Any) -> type:

@@ -22,18 +22,30 @@ static int launch_together(const int64_t *h, int kernel, void *stream, void **ar
     return ((cooperative_function)h[1])((void *)k[0], k[1], 1, 1, k[2], 1, 1, k[3], stream, arguments);
 }
 
-/* First fit: memory of the same time must lie apart. */
-static int64_t place(int count, const int64_t *bytes, const int *born, const int *dead, int64_t *at) {
-    int64_t end = 0;
-    for (int i = 0; i < count; i++) {
-        at[i] = 0;
-        for (int j = 0; j < i; j++)
-            if (born[i] <= dead[j] && born[j] <= dead[i] && at[i] < at[j] + bytes[j] && at[j] < at[i] + bytes[i]) {
-                at[i] = at[j] + bytes[j];
-                j = -1;
-            }
-        if (at[i] + bytes[i] > end) end = at[i] + bytes[i];
-    }
+/* Memory that nobody uses from one operation to another, and as much of it as there is. */
+struct spare { char *start; int64_t bytes; int first, last; };
+
+/* First fit, in spare memory before any other: memory of the same time must lie apart. */
+static int64_t place(int count, const int64_t *bytes, const int *born, const int *dead,
+                     int spares, const struct spare *spare, char *room, char **at) {
+    int64_t end = 0, start[count + 1];
+    int where[count + 1];
+    for (int i = 0; i < count; i++)
+        for (int r = 0; r <= spares; r++) {
+            if (r < spares && (born[i] < spare[r].first || dead[i] > spare[r].last)) continue;
+            start[i] = 0;
+            for (int j = 0; j < i; j++)
+                if (where[j] == r && born[i] <= dead[j] && born[j] <= dead[i]
+                    && start[i] < start[j] + bytes[j] && start[j] < start[i] + bytes[i]) {
+                    start[i] = start[j] + bytes[j];
+                    j = -1;
+                }
+            if (r < spares && start[i] + bytes[i] > spare[r].bytes) continue;
+            where[i] = r;
+            at[i] = (r < spares ? spare[r].start : room) + start[i];
+            if (r == spares && start[i] + bytes[i] > end) end = start[i] + bytes[i];
+            break;
+        }
     return end;
 }
 

@@ -11,6 +11,7 @@ import torch
 
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall.blocks import Block, Either, Storage
+from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import NotLowered, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns, storages_of
 from weft.run.gpu.sweep import Walk
@@ -56,10 +57,11 @@ class Text:
 
 
 class Writer:
-    """Writes the C of a list of operations. `results` is fresh memory that the caller brings."""
+    """Writes the C of what a recipe does."""
 
-    def __init__(self, operations: Sequence[Operation], results: set[Storage], inside: dict[Storage, Turns]) -> None:
-        self.operations, self.results, self.inside = operations, results, inside
+    def __init__(self, noted: Noted) -> None:
+        self.operations, self.results, self.inside = noted.operations, noted.brought, noted.recorder.inside
+        self.spent = noted.spent
         self.text = Text()
         self.pointers: dict[str, bool] = {}
         """What is given; True for what may start anywhere."""
@@ -67,13 +69,31 @@ class Writer:
         self.working = self._working()
         self.lines: list[str] = []
 
-    def _working(self) -> dict[Storage, list[int]]:
+    def _working(self) -> dict[Storage, tuple[int, int]]:
         """Working memory, and the first and last operation that uses it."""
-        found: dict[Storage, list[int]] = {}
+        return {one: when for one, when in self._uses().items() if one.count is not None and one not in self.results}
+
+    def _uses(self) -> dict[Storage, tuple[int, int]]:
+        found: dict[Storage, tuple[int, int]] = {}
         for at, operation in enumerate(self.operations):
             for storage in storages_of(operation):
-                if storage.count is not None and storage not in self.results:
-                    found.setdefault(storage, [at, at])[1] = at
+                found[storage] = found.get(storage, (at, at))[0], at
+        return found
+
+    def _spares(self) -> list[str]:
+        """Memory of results before they are written; and what forward kept, if nobody else has it, after it was read."""
+        uses, end = self._uses(), len(self.operations)
+        by_name = {storage.name: last for storage, (_, last) in uses.items()}
+        found = []
+        for storage in self.results:
+            if uses.get(storage, (0, 0))[0] > 0:
+                size = f"({storage.count}) * {storage.dtype.itemsize}"
+                found.append(f"{{{storage.name}, {size}, 0, {uses[storage][0] - 1}}}")
+        for block, names in self.spent:
+            name, size = block.storage.name, f"({block.numel()}) * {block.dtype.itemsize}"
+            self.pointers.setdefault(name, block.storage.anywhere)
+            after = max(by_name.get(one, -1) for one in names) + 1
+            found.append(f"{{{name}, owned ? {size} : 0, {after}, {end}}}")
         return found
 
     def write(self) -> Text:
@@ -84,13 +104,13 @@ class Writer:
         self.arrays |= dict.fromkeys(re.findall(r"\b(f\d+)\[at\]", body))
         used = set(_NAME.findall(body)) | set(_NAME.findall(placing))
         names = [name for name in (*self.pointers, *self.arrays) if name in used]
-        numbers = sorted(name for name in used if re.fullmatch(r"[ftgs]\d+(_rows|_n|_hi)?", name) and name not in names)
+        numbers = sorted(name for name in used if re.fullmatch(r"[ftgs]\d+(_rows|_n|_hi)?|owned", name) and name not in names)
         self.text.variables = [*names, *numbers]
         opening = [self._declared(name, FIRST_VARIABLE + at) for at, name in enumerate(self.text.variables)]
         declared = "\n".join(f"    {line}" for line in opening)
         checked = " | ".join(f"(int64_t){name}" for name, anywhere in self.pointers.items() if not anywhere) or "0"
         self.text.source = f"""{PRELUDE}
-static int64_t placed(const int64_t *a, int64_t *off) {{
+static int64_t placed(const int64_t *a, char *room, char **at) {{
 {declared}
 {placing}
 }}
@@ -98,10 +118,10 @@ static int64_t placed(const int64_t *a, int64_t *off) {{
 int64_t weft_room(const int64_t *a) {{
 {declared}
     const int64_t *h = (const int64_t *)a[3];
-    int64_t off[{len(self.working) + 1}];
+    char *at[{len(self.working) + 1}];
     if (({checked}) & 15) return -1;
 {self._missing()}
-    return placed(a, off);
+    return placed(a, 0, at);
 }}
 
 int64_t weft_call(const int64_t *a, char *room) {{
@@ -109,9 +129,9 @@ int64_t weft_call(const int64_t *a, char *room) {{
     void *stream = (void *)a[0], *blas = (void *)a[1];
     const int64_t *h = (const int64_t *)a[3];
     uint64_t counter = a[2], nothing = 0;
-    int64_t off[{len(self.working) + 1}];
+    char *w[{len(self.working) + 1}];
     int64_t failed = 0;
-    placed(a, off);
+    placed(a, room, w);
 {body}
     return failed;
 }}
@@ -139,7 +159,9 @@ int64_t weft_call(const int64_t *a, char *room) {{
         born = ", ".join(str(first) for first, _ in self.working.values()) or "0"
         dead = ", ".join(str(last) for _, last in self.working.values()) or "0"
         lines.append(f"    static const int born[] = {{{born}}}, dead[] = {{{dead}}};")
-        lines.append(f"    return place({count}, bytes, born, dead, off);")
+        spares = self._spares()
+        lines.append(f"    const struct spare spare[] = {{{', '.join(spares) or '{0, 0, 0, 0}'}}};")
+        lines.append(f"    return place({count}, bytes, born, dead, {len(spares)}, spare, room, at);")
         return "\n".join(lines)
 
     def _missing(self) -> str:
@@ -178,7 +200,7 @@ int64_t weft_call(const int64_t *a, char *room) {{
             assert storage.one is not None and storage.other is not None
             start = f"({storage.number} >= 0 ? {self._address(storage.one)} : {self._address(storage.other)})"
         elif storage in self.working:
-            start = f"(room + off[{list(self.working).index(storage)}])"
+            start = f"w[{list(self.working).index(storage)}]"
         else:
             start = storage.name
             self.pointers[storage.name] = storage.anywhere

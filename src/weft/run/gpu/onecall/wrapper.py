@@ -39,7 +39,7 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
     opening = [f"({', '.join(heads)},) = facts"] * bool(heads)
     opening += [f"{name} = {_given(name, texts)}" for name in names if name not in given]
     lines = "".join(f"    {line}\n" for line in [*opening, *body])
-    return f"def run(facts, tensors, saved, grads, stream, fresh):\n{lines}"
+    return f"def run(facts, tensors, saved, grads, owned, stream, fresh):\n{lines}"
 
 
 def _given(name: str, texts: Mapping[str, Told]) -> str:
@@ -61,7 +61,7 @@ def _value(name: str, kinds: dict[str, type], texts: Mapping[str, Told]) -> str:
         return f"len({base}) // 3" if name.endswith("_n") else f"{base}.buffer_info()[0]"
     if kind is Steps:
         return f"{base}[{int(name.endswith('_hi'))}]"
-    if kind is PerStep or name.endswith("_rows") or kind is int or name in texts:
+    if kind in (PerStep, int) or name.endswith("_rows") or name in texts or name == "owned":
         return name
     return f"{name}.data_ptr()"
 
