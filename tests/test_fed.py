@@ -12,7 +12,10 @@ import torch
 import weft
 import weft.nn
 from kernel_parts import recipes_of
+from weft.run.cpu import fed, recipetypes
+from weft.run.cpu.turn import turned_into
 from weft.run.recipe import Recipe
+from weft.run.typerun import MANY_STEPS
 from weft.testing import random_structure
 
 D = 6
@@ -62,12 +65,46 @@ def test_leaves_that_later_steps_read_too_are_copied() -> None:
 
 
 def test_leaves_that_do_not_lie_in_order_are_copied() -> None:
-    model, trees = weft.nn.TreeFC(D), weft.Graph.batch([full_tree(), full_tree(4)])
-    check(model, trees, at=trees.roots)
-    assert all(copies(recipe) for recipe in recipes_of(model))
-    last_first = weft.nn.TreeFC(D)
-    check(last_first, weft.Graph([[1, 2], [], []], types=[1, 0, 0]), at=[0])
-    assert all(copies(recipe) for recipe in recipes_of(last_first))
+    model = weft.nn.TreeFC(D)
+    check(model, weft.Graph([[], [], [1, 0]], types=[0, 0, 1]), at=[2])
+    (recipe,) = recipes_of(model)
+    assert copies(recipe)
+
+
+def test_the_leaves_of_many_full_trees_are_read_tree_by_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fed, "LONG", 4)
+    model, trees = weft.nn.TreeFC(D), [full_tree(), full_tree(16), full_tree()]
+    for order in ([0, 1, 2], [1, 0, 2], [2, 2, 0, 1, 1]):
+        graph = weft.Graph.batch([trees[i] for i in order])
+        check(model, graph, at=graph.roots)
+        check(model, graph)
+    assert not any(copies(recipe) for recipe in recipes_of(model))
+
+
+def test_short_stretches_are_copied() -> None:
+    model, graph = weft.nn.TreeFC(D), weft.Graph.batch([full_tree(), full_tree()])
+    check(model, graph, at=graph.roots)
+    (recipe,) = recipes_of(model)
+    assert copies(recipe)
+
+
+def test_stretches_that_each_would_fetch_a_large_matrix_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fed, "LONG", 4)
+    monkeypatch.setattr(recipetypes, "LARGE", 2 * D * D - 1)
+    model, graph = weft.nn.TreeFC(D), weft.Graph.batch([full_tree(), full_tree()])
+    check(model, graph, at=graph.roots)
+    (recipe,) = recipes_of(model)
+    assert copies(recipe)
+
+
+def test_many_stretches_are_many_narrow_steps() -> None:
+    """The weight is turned for them: once, for all stretches and steps."""
+    model, graph = weft.nn.TreeFC(D), weft.Graph.batch([full_tree(128)] * MANY_STEPS)
+    check(model, graph, at=graph.roots)
+    (recipe,) = recipes_of(model)
+    assert not copies(recipe)
+    names = [name for name, item in recipe.run.__globals__.items() if item is turned_into]
+    assert len(names) == 1 and recipe.source.count(f"{names[0]}(") == 1
 
 
 class Pushing(weft.VertexFunction):

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from weft.graph.tape import Value
 from weft.plan.plan import Group
-from weft.run.cpu.recipetypes import Fed, ForwardTypeText, go
+from weft.run.cpu.fed import Fed, stretches
+from weft.run.cpu.recipetypes import ForwardTypeText, go
 from weft.run.cpu.walk import Walk
 from weft.run.cpu.walking import in_runs
 from weft.run.emit import Code
@@ -49,23 +49,24 @@ class NativeForwardText(ForwardText):
                 text.feed_into(name, places[value])
 
     def _stays(self, text: TypeText, fed: Mapping[str, Any]) -> bool:
-        """Whether what is fed stays where it is: it lies there in order, and only the first steps of one type read it."""
+        """Whether what is fed stays where it is, since only the first steps of one type read it; they are told."""
         names = [name for each in text.code.exchanged.values() for name in each]
         if self.execution.training or [*text.code.codes] != ["before"] or len(names) != len(fed) or self._is_wanted(text):
             return False
-        if len({output for output, _ in names}) != 1 or not all(self._lies_in_order(text, name) for name in fed.values()):
+        places, outputs, type = [text.inputs[text.type, name] for name in fed.values()], {name[0] for name in names}, text.type
+        if len(outputs) != 1 or not all(self.execution.tensors[place].is_contiguous() for place in places):
             return False
-        type, output = text.type, names[0][0]
-        number = self.plan.class_of[type, output]
-        readers = [read for read in self.plan.reads if read.value_class == number]
+        (output,) = outputs
+        readers = [read for read in self.plan.reads if read.value_class == self.plan.class_of[type, output]]
         reader = self.types[readers[0].type]
-        if len(readers) != 1 or not isinstance(reader, ForwardTypeText) or not reader.reads_slices(readers[0]):
+        if len(readers) != 1 or not isinstance(reader, ForwardTypeText) or not reader.may_read_fed(readers[0]):
             return False
-        steps, what = partial(fed_steps, self.plan.reads.index(readers[0]), type, output), ("fed steps", type, output)
-        if not text.class_range(output) or not self.writer.ask(what, lambda indices: steps(indices) > 0, by_rows=True):
+        number, key = self.plan.reads.index(readers[0]), ("stretches", type, output)
+        find = partial(stretches, number, type, output, reader.has_large_matrix())
+        if not self.writer.ask(key, lambda indices: find(indices) is not None, by_rows=True):
             return False
-        tensors = {key: f"tensors[{text.inputs[type, name]}]" for (_, key), name in zip(names, fed.values(), strict=True)}
-        reader.fed = Fed(readers[0].port, self.writer.fact(what, steps), text.class_first(output), tensors)
+        tensors = {name[1]: f"tensors[{place}]" for name, place in zip(names, places, strict=True)}
+        reader.fed = Fed(readers[0].port, tensors, find, key)
         return True
 
     def _is_wanted(self, text: TypeText) -> bool:
@@ -73,10 +74,6 @@ class NativeForwardText(ForwardText):
         call = self.execution.call
         names = [call.cells[text.type].own_name(one.name) for one in call.wanted if text.type in one.types(self.plan)]
         return any(name in text.code.split.outputs for name in names)
-
-    def _lies_in_order(self, text: TypeText, name: Any) -> bool:
-        tensor, type = self.execution.tensors[text.inputs[text.type, name]], text.type
-        return tensor.is_contiguous() and self.writer.ask(("in order", type), lambda indices: indices.rows(type) is None)
 
     def sweep(self, number: int, group: Group) -> None:
         members = [text for t, text in self.types.items() if t in group.types and "during" in text.code.codes]
@@ -135,18 +132,6 @@ class NativeForwardText(ForwardText):
 
 def _alone_in_steps(walk: Walk, type: int, indices: Indices) -> bool:
     return walk.alone(indices.step_cuts(type).most)
-
-
-def fed_steps(number: int, type: int, output: int, indices: Indices) -> int:
-    """How many steps at the beginning read nothing but one type's rows, where no other steps read any; else 0."""
-    read, rows = indices.plan.reads[number], indices.class_rows(type, output)
-    if not isinstance(rows, tuple) or not indices.read(read).all_slices:
-        return 0
-    first, last = rows
-    ends = read.slices + np.diff(read.bounds) * read.width
-    inside, apart = (read.slices >= first) & (ends <= last), (read.slices >= last) | (ends <= first)
-    steps = int(inside.sum())
-    return steps if inside[:steps].all() and apart[steps:].all() else 0
 
 
 def _runs(number: int, types: list[int], indices: Indices) -> list[tuple[int, int]]:

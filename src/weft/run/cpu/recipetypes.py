@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Read
+from weft.run.columns import Cuts
+from weft.run.cpu.fed import LARGE, Fed, Stretches
 from weft.run.cpu.turn import turned_into
 from weft.run.cpu.walk import Walk, dense
 from weft.run.emit import Code
@@ -23,18 +25,6 @@ from weft.run.typerun import MANY_STEPS, TypeRun
 
 CONSTANT = "0, 0"
 """The end of a line whose number is the same in every step."""
-
-
-@dataclass(frozen=True)
-class Fed:
-    """What the first steps of a type read through a port is fed: it stays where it is instead of going to the arena."""
-
-    port: int
-    steps: str
-    """How many steps that is."""
-    first: str
-    """The class row of the first fed row."""
-    tensors: dict[Name, str]
 
 
 class NativeTypeText(TypeText):
@@ -78,8 +68,9 @@ class ForwardTypeText(NativeTypeText):
         super().__init__(writer, run, arenas, inputs)
         self.run = run
         self.fed: Fed | None = None
-        self.instead: dict[str, str] = {}
-        """For the first steps, which read what is fed, other lines."""
+        self.reading: Fed | None = None
+        """`fed` while the lines of the steps that read it are written."""
+        self.turned: dict[str, str] = {}
 
     def walk_whole(self, walk: Walk, destinations: dict[str, str]) -> None:
         lines = [line for value in walk.takes for line in self._given(value, walk)]
@@ -104,9 +95,10 @@ class ForwardTypeText(NativeTypeText):
             return [f"{self._dense(value)}.data_ptr(), {CONSTANT}"]
         matrix, turned, apart = dense(found.t() if walk.matrices[value.name] else found)
         if turn and turned:
-            fresh = f"fresh({tuple(found.shape)}, {found.dtype}, device)"
-            name = self.writer.let(f"{self.writer.bind(turned_into)}({fresh}, {name})")
-            turned, apart = False, found.shape[1]
+            if value.name not in self.turned:
+                fresh = f"fresh({tuple(found.shape)}, {found.dtype}, device)"
+                self.turned[value.name] = self.writer.let(f"{self.writer.bind(turned_into)}({fresh}, {name})")
+            name, turned, apart = self.turned[value.name], False, found.shape[1]
         elif matrix.data_ptr() != found.data_ptr():
             raise NoRecipe("a matrix that is neither dense by rows nor by columns")
         return [f"{name}.data_ptr(), {CONSTANT}", f"{int(turned)}, {CONSTANT}", f"{apart}, {CONSTANT}"]
@@ -121,38 +113,54 @@ class ForwardTypeText(NativeTypeText):
     def sweep(self, code: Code) -> list[tuple[str, str, str]]:
         """The calls of the walk over this type's steps: from where, to where, and its arguments."""
         walk: Walk = code.walk
+        most, steps, first = self._cuts("most", lambda cuts: cuts.most), self._cuts("steps", len), "0"
+        most_e = "0"
+        if self.bag is not None:
+            most_e = self.fact("most edges", lambda indices, read: indices.edge_cuts(read).most, self.bag)
+        scratch, calls = self._scratch(walk, most, most_e), []
+        if self.fed is not None:
+            self.reading = fed = self.fed
+            arguments = self._call(walk, self._lines(code, walk), scratch, most, most_e)
+            calls.append((first, self._cuts("steps", len), arguments))
+            first = self.writer.fact((*fed.key, "first"), lambda indices: _found(fed, indices).steps)
+            self.reading = None
+        return [*calls, (first, steps, self._call(walk, self._lines(code, walk), scratch, most, most_e))]
+
+    def _lines(self, code: Code, walk: Walk) -> list[str]:
         lines: list[str] = []
         for value in code.takes:
             lines += self._taken(value, code, walk)
         lines += [self._place(value) for value in code.stores]
         sizes = self._cuts("sizes", lambda cuts: cuts.sizes.address)
         lines.append(f"0, 1, {sizes}")
-        most_e = "0"
         if self.bag is None:
-            lines += [f"0, {CONSTANT}"] * 2
-        else:
-            edges = self.fact("edge sizes", lambda indices, read: indices.edge_cuts(read).sizes.address, self.bag)
-            most_e = self.fact("most edges", lambda indices, read: indices.edge_cuts(read).most, self.bag)
-            lines += [f"0, 1, {edges}", self._column(lambda indices, read: indices.seg(read)[3], "seg bounds", self.bag, 4)]
-        most, steps = self._cuts("most", lambda cuts: cuts.most), self._cuts("steps", len)
-        scratch = self._scratch(walk, most, most_e)
-        if self.fed is None:
-            return [("0", steps, self._call(walk, lines, scratch, most, most_e))]
-        fed = [self.instead.get(line, line) for line in lines]
-        first = self._call(walk, fed, scratch, most, most_e)
-        return [("0", self.fed.steps, first), (self.fed.steps, steps, self._call(walk, lines, scratch, most, most_e))]
+            return [*lines, f"0, {CONSTANT}", f"0, {CONSTANT}"]
+        edges = self.fact("edge sizes", lambda indices, read: indices.edge_cuts(read).sizes.address, self.bag)
+        bounds = self._column(lambda indices, read: indices.seg(read)[3], "seg bounds", self.bag, 4)
+        return [*lines, f"0, 1, {edges}", bounds]
 
-    def reads_slices(self, read: Read) -> bool:
-        """Whether only a walk, of a type that is alone on its cycle, reads a port, and not through the index."""
+    def may_read_fed(self, read: Read) -> bool:
+        """Whether only a walk, of a type alone on its cycle, reads this port and no other, and not through the index."""
         group, code = self.plan.groups[self.plan.group_of[self.type]], self.code.codes.get("during")
         if len(group.types) != 1 or code is None or code.walk is None or not read.recurrent or read.kind != "slots":
             return False
         at = [(value, self.run.recurrent(value)) for value in code.takes]
-        taken = [value for value, found in at if found is not None and found.read.port == read.port]
-        return not any(value.name in code.indexed or kept(self.run, value) for value in taken)
+        taken = [(value, found) for value, found in at if found is not None]
+        if self.bag is not None or any(found.read.port != read.port for _, found in taken):
+            return False
+        names = [name for value in code.stores for name in self.code.exchanged.get(id(value), [])]
+        if not all(self.class_range(output) for output, _ in names):
+            return False
+        return not any(value.name in code.indexed or kept(self.run, value) for value, _ in taken)
+
+    def has_large_matrix(self) -> bool:
+        code = self.code.codes["during"]
+        return any(self.run.whole(value).numel() > LARGE for value in code.takes if value.name in code.walk.matrices)
 
     def _cuts(self, what: str, of: Any) -> str:
-        type = self.type
+        type, fed = self.type, self.reading
+        if fed is not None:
+            return self.writer.fact((*fed.key, what), lambda indices: of(_found(fed, indices).cuts))
         return self.writer.fact(("cuts", what, type), lambda indices: of(indices.step_cuts(type)))
 
     def _column(self, of: Any, what: str, port: int, apart: int) -> str:
@@ -173,9 +181,8 @@ class ForwardTypeText(NativeTypeText):
             assert self.bag is not None
             return [self._column(lambda indices, read: indices.seg(read)[2], "seg", self.bag, 8)]
         if value.rows is None:
-            type = self.type
             copies = value.target is torch.ops.aten.t.default and self.writer.ask(
-                ("narrow", type), lambda indices: indices.step_cuts(type).narrow >= MANY_STEPS, by_rows=True
+                ("narrow", self.type), partial(_are_narrow, self.type, self.fed), by_rows=True
             )
             return self._given(value, walk, copies)
         name, tensor = self._dense(value), self.run.whole(value)
@@ -196,12 +203,13 @@ class ForwardTypeText(NativeTypeText):
         key, port, kind = self.code.input_name[value.name][-1], read.port, read.kind
         arena, tensor = self.arenas[read.value_class, key], self.run.arenas[read.value_class, key]
         nothing = f"0, {CONSTANT}"
+        if self.reading is not None:
+            fed = self.reading
+            starts = self.writer.fact((*fed.key, "starts"), lambda indices: _found(fed, indices).starts.address)
+            return [f"{fed.tensors[key]}.data_ptr(), {_apart(tensor)}, {starts}", nothing, nothing]
         if kind != "sum" and self.ask("slices", lambda indices, read: indices.read(read).all_slices, port):
             starts = self.fact("slices", lambda indices, read: indices.read(read).starts.address, port)
-            line, apart = f"{arena}.data_ptr(), {_apart(tensor)}, {starts}", _apart(tensor)
-            if self.fed is not None and self.fed.port == port:
-                self.instead[line] = f"{self.fed.tensors[key]}.data_ptr() - {self.fed.first} * {apart}, {apart}, {starts}"
-            return [line, nothing, nothing]
+            return [f"{arena}.data_ptr(), {_apart(tensor)}, {starts}", nothing, nothing]
         if kept(self.run, value):
             whole = self.store[value.name] = self.empty(value)
             to = f"{whole}.data_ptr(), {_apart(self.run.store[value.name])}, {self._starts('e' if kind == 'edges' else 'n')}"
@@ -221,7 +229,8 @@ class ForwardTypeText(NativeTypeText):
         """Where steps write a value."""
         names = self.code.exchanged.get(id(value), [])
         if not names:
-            self.store[value.name] = self.empty(value)
+            if value.name not in self.store:
+                self.store[value.name] = self.empty(value)
         elif self.class_range(names[0][0]):
             self.store[value.name] = self.class_part(*names[0])
             return self._class_line(*names[0])
@@ -245,6 +254,20 @@ class ForwardTypeText(NativeTypeText):
 
 def _apart(tensor: torch.Tensor) -> int:
     return tensor.stride(0) * tensor.element_size()
+
+
+def _found(fed: Fed, indices: Indices) -> Stretches:
+    found = fed.find(indices)
+    assert found is not None, "the recipe asked for them"
+    return found
+
+
+def _are_narrow(type: int, fed: Fed | None, indices: Indices) -> bool:
+    """Whether so many steps, or stretches, have some rows that a copy of a turned weight pays."""
+    found, cuts = None if fed is None else fed.find(indices), indices.step_cuts(type)
+    if found is not None:
+        cuts = Cuts([*found.cuts.sizes, *cuts.sizes[found.steps :]])
+    return cuts.narrow >= MANY_STEPS
 
 
 def go(first: int, last: int, run: Any, lines: Sequence[int], scratch: Tensor, most: tuple[int, int]) -> None:
