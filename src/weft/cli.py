@@ -50,6 +50,17 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="show how a model would run on an example")
     explain.add_argument("target", metavar="FILE.py:NAME", help="a function without arguments that returns (model, *inputs)")
     explain.set_defaults(run=_explain)
+
+    train = commands.add_parser("train", help="train a network on the data in a folder")
+    train.add_argument("recipe", metavar="RECIPE", help="sst: trees with labels, in train.txt, dev.txt, test.txt, or with .gz")
+    train.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder with the data")
+    train.add_argument("--epochs", type=int, default=8, help="how often every example is seen (default: %(default)s)")
+    train.add_argument("--batch", type=int, default=32, help="examples in a step (default: %(default)s)")
+    train.add_argument("--dim", type=int, default=128, help="hidden size (default: %(default)s)")
+    train.add_argument("--rate", type=float, default=0.003, help="learning rate (default: %(default)s)")
+    train.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
+    train.add_argument("--out", type=Path, help="where parameters, vocabulary and accuracies go, by torch.save")
+    train.set_defaults(run=_train)
     return parser
 
 
@@ -84,6 +95,25 @@ def _explain(options: argparse.Namespace) -> int:
         return _fail("explain", f"{file} has no function {name}")
     model, *inputs = getattr(module, name)()
     print(weft.plan(model, *inputs).explain())
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    import torch
+    from rich.console import Console
+
+    from weft.train import RECIPES, Settings
+
+    if options.recipe not in RECIPES:
+        return _fail("train", f"there is no recipe {options.recipe}; there is {', '.join(RECIPES)}")
+    settings = Settings(options.epochs, options.batch, options.dim, options.rate, seed=options.seed)
+    try:
+        found = RECIPES[options.recipe](options.data, settings, Console(highlight=False, soft_wrap=True))
+    except weft.StructureError as error:
+        return _fail("train", str(error))
+    if options.out is not None:
+        torch.save(found, options.out)
+        print(f"saved: {options.out}")
     return 0
 
 
