@@ -182,7 +182,7 @@ def close(tape: Tape) -> None:
     tape.fast, tape.quick, tape.driver = {}, {}, None
     tape.results, tape.sources, tape.past, tape.taken, tape.fed, tape.values = {}, [], [], None, [], None
     tape.handed, tape.gone, tape.stacks, tape.views = {}, [], [], Views()
-    tape.type, tape.arguments, tape.left = [], [], []
+    tape.type, tape.arguments, tape.left, tape.waits = [], [], [], bytearray()
     tape.data.clear()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.graph.recording import OUTPUT_BITS, References
-from weft.lazy.chains import LOW, Flags, Layout, Longs, Recorded
+from weft.lazy.chains import LOW, Flags, Layout, Recorded
 from weft.lazy.native import functions
 from weft.lazy.ops import Op
 from weft.lazy.state import State
@@ -44,20 +44,20 @@ class Division:
         return found
 
 
-def divided(state: State, calls: Pending, busy: Flags, before: Longs, asked: References, alive: References) -> Division | None:
+def divided(state: State, calls: Pending, busy: Flags, waits: Flags, asked: References, alive: References) -> Division | None:
     """Leave the calls of examples that are not busy and those of late types, such that nothing that runs now uses any of it.
 
-    `before` tells which calls were left before; None where what runs now needs some of them. Without `busy` nothing is left.
+    `waits` tells which calls were left before; None where what runs now needs some of them. Without `busy` nothing is left.
     """
     native = functions("weave.c", "weft_divide")
     if native is not None:
         columns = calls.type, calls.arguments, calls.further, calls.number, calls.starts, calls.example
-        found = native[0]((*columns, *state.widths(), state.eager(), busy, before, asked, alive))
+        found = native[0]((*columns, *state.widths(), state.eager(), busy, waits, asked, alive))
         if found is not None:
             return _unpacked(found)
     recorded, handed = calls.numbered()
     layout = Layout(recorded, *state.widths())
-    left = _left(state, calls, layout, busy, before, asked) if len(busy) else np.zeros(len(calls.type), bool)
+    left = _left(state, calls, layout, busy, waits, asked) if len(busy) else np.zeros(len(calls.type), bool)
     return None if left is None else _division(calls, recorded, layout, state.widths()[1], left, handed, alive)
 
 
@@ -70,14 +70,15 @@ def _unpacked(found: Any) -> Division:
     return Division(runs, left, wanted, chosen, handed, Recorded(types, arguments, further, {}, starts), later)
 
 
-def _left(state: State, calls: Pending, layout: Layout, busy: Flags, before: Longs, asked: References) -> Flags | None:
+def _left(state: State, calls: Pending, layout: Layout, busy: Flags, waits: Flags, asked: References) -> Flags | None:
     """The calls that wait. What turns out to be needed does not wait the next time."""
     eager, types = state.eager(), calls.type
     owner, producer, inside = layout.consumer, np.maximum(layout.producer, 0), ~layout.handed
     needed = calls.places(asked) >> OUTPUT_BITS
     finished = np.append(~busy, True)[np.minimum(calls.example, len(busy))]
     forced = np.zeros(len(types), bool)
-    forced[owner[np.isin(calls.arguments >> OUTPUT_BITS, before) & (calls.arguments >= 0)]] = True
+    earlier = np.flatnonzero((calls.arguments >= 0) & (calls.arguments >> OUTPUT_BITS < len(waits)))
+    forced[owner[earlier[waits[calls.arguments[earlier] >> OUTPUT_BITS]]]] = True
     while True:
         left: Flags = finished | forced | ~eager[types]
         wrong = np.append(producer[inside & ~left[owner] & left[producer]], needed[left[needed]])

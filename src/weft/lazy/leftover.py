@@ -43,6 +43,8 @@ class Selection:
         """Let the tape go on: all that ran is known, and what is left waits. Of fed tensors it has copies."""
         tape, division = self.tape, self.division
         waiting = [value for value in self.held if value._ref not in tape.results]
+        tape.waits += bytes(len(tape.type))
+        np.frombuffer(tape.waits, bool)[self.calls.number] = division.left
         if self.calls.holds_left:
             tape.left = []
         if len(division.later.type):
@@ -66,12 +68,12 @@ def everything(tape: Tape, wanted: References | None = None) -> Selection:
     """All that waits, as far as what is wanted depends on it; without `wanted`, what is alive."""
     held, calls = _held(tape, with_left=True), all_pending(tape)
     alive = _alive(tape, calls, held) if wanted is None else wanted
-    division = divided(tape.state, calls, np.empty(0, bool), _NONE, _NONE, alive)
+    division = divided(tape.state, calls, _NOBODY, _NOBODY, _NONE, alive)
     assert division is not None
     return Selection(tape, calls, division, held)
 
 
-_NONE = np.empty(0, np.int64)
+_NONE, _NOBODY = np.empty(0, np.int64), np.empty(0, bool)
 
 
 def recorded(tape: Tape, wanted: References) -> tuple[Recorded, References]:
@@ -88,15 +90,15 @@ def selected(tape: Tape, busy: Collection[int], asked: list[Value]) -> Selection
     is_busy = np.zeros(max(busy, default=0) + 1, bool)
     is_busy[list(busy)] = True
     calls, refs = segment(tape), np.array([value._ref for value in asked], np.int64)
-    before = np.concatenate([left.number for left in tape.left]) if tape.left else _NONE
     if not len(refs) or refs.min() >= tape.floor:
         held = _held(tape)
-        division = divided(tape.state, calls, is_busy, before, refs, _alive(tape, calls, held))
+        waits = np.frombuffer(tape.waits, bool)
+        division = divided(tape.state, calls, is_busy, waits, refs, _alive(tape, calls, held))
         if division is not None:
             return Selection(tape, calls, division, held)
     _never_wait(tape, calls)
     held, calls = _held(tape, with_left=True), all_pending(tape)
-    division = divided(tape.state, calls, is_busy, _NONE, refs, _alive(tape, calls, held))
+    division = divided(tape.state, calls, is_busy, _NOBODY, refs, _alive(tape, calls, held))
     assert division is not None
     return Selection(tape, calls, division, held)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import TraceError
+from weft.graph.recording import OUTPUT_BITS
 from weft.lazy.blame import Site
 from weft.lazy.changes import Changes
 from weft.lazy.gradients import Trained, requires_grad
@@ -100,6 +101,8 @@ class Tape(Hot):
         """Those since the last flush, as arrays."""
         self.left: list[Pending] = []
         """Those that wait for the last flush."""
+        self.waits = bytearray()
+        """For each call of the flushes so far, whether it is one of these."""
         self.views = Views()
         self.watchful = False
         """A view, or a value with views, was written into: every argument is looked at."""
@@ -196,7 +199,7 @@ class Tape(Hot):
 
     def is_left(self, ref: int) -> bool:
         """Whether a reference is of a call that was left by a flush."""
-        return any(calls.holds(ref) for calls in self.left)
+        return 0 <= ref >> OUTPUT_BITS < len(self.waits) and bool(self.waits[ref >> OUTPUT_BITS])
 
     def advance(self) -> None:
         """Everything recorded so far has been run, or was taken off."""

@@ -228,11 +228,12 @@ PyObject *weft_divide(PyObject *given)
     Arrays a;
     if (!hold(&a, given)) return NULL;
     const int *type = ARRAY(a, 0, int), *further = ARRAY(a, 2, int), *example = ARRAY(a, 5, int);
-    const i64 *arguments = ARRAY(a, 1, i64), *number = ARRAY(a, 3, i64), *arity = ARRAY(a, 6, i64), *before = ARRAY(a, 10, i64);
+    const i64 *arguments = ARRAY(a, 1, i64), *number = ARRAY(a, 3, i64), *arity = ARRAY(a, 6, i64);
     const i64 *asked = ARRAY(a, 11, i64), *alive = ARRAY(a, 12, i64);
     const char *starts = ARRAY(a, 4, char), *is_many = ARRAY(a, 7, char), *eager = ARRAY(a, 8, char), *busy = ARRAY(a, 9, char);
+    const char *waits = ARRAY(a, 10, char);
     i64 n = LENGTH(a, 0, int), count = LENGTH(a, 1, i64), fars = LENGTH(a, 2, int), examples = a.view[9].len;
-    i64 befores = LENGTH(a, 10, i64), first = n ? number[0] : 0, span = n ? number[n - 1] - first + 1 : 0;
+    i64 known = LENGTH(a, 10, char), first = n ? number[0] : 0, span = n ? number[n - 1] - first + 1 : 0;
     Memory m = {.count = 0};
     PyObject *found = NULL;
     Part now, later;
@@ -250,7 +251,7 @@ PyObject *weft_divide(PyObject *given)
         for (i64 k = start[i]; k < start[i + 1]; k++) {
             i64 at = (arguments[k] >> BITS) - first;
             producer[k] = arguments[k] >= 0 && at >= 0 && at < span ? place[at] : -1;
-            if (producer[k] < 0 && befores && arguments[k] >= 0 && position(before, befores, arguments[k] >> BITS) >= 0) left[i] = 1;
+            if (producer[k] < 0 && arguments[k] >= 0 && arguments[k] >> BITS < known && waits[arguments[k] >> BITS]) left[i] = 1;
         }
     }
     i64 wants = 0;
