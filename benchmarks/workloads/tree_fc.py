@@ -105,7 +105,7 @@ def cases(options: Options) -> list[CaseSpec]:
         return [make_instance(model, [x]) for x in xs] if batch == 1 else [make_instance(model, xs)]
 
     def targets(batch: int) -> tuple[Target, ...]:
-        within = (Target("train", HAND, 1.05),)
+        within = Target("train", HAND, 1.05), Target("infer", HAND, 1.05)
         return (*within, Target("train", ONE, 1.0)) if batch == 1 else within
 
     return [
