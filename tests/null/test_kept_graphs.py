@@ -228,3 +228,16 @@ def test_step_tables_and_owners_are_those_of_numpy(monkeypatch: pytest.MonkeyPat
                     if one.kind == "edges":
                         assert owners(fast, one).tolist() == owners(slow, other).tolist()
     assert tables > 300
+
+
+def test_ways_too_long_for_a_code_are_planned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a graph that is deeper than two bytes can tell, beside small ones."""
+    kinds = (NodeType("node", PORTS[1]), NodeType("leaf"))
+    small = weft.Graph([[], [], [0, 1]])
+    for deep in (1 << 15, (1 << 15) + 1):
+        graph = weft.Graph.batch([small, weft.Graph.chain(deep), small])
+        program = tree_program(graph, kinds, Seen(graph, ONE_TYPE), False)
+        fast = plan_graphs(program, "auto", None, 0.0)
+        assert isinstance(program, GraphProgram) and fast is not None
+        assert fast.num_steps >= deep
+        assert not differences(fast, in_numpy(program, None, monkeypatch), "plan")

@@ -99,6 +99,19 @@ static NOT_INLINE void gather_slots(const Work *w, const i32 *plan, Gather *g, c
     g->has_empty |= has_empty;
 }
 
+/* The same from what a part tells of nodes whose rows are known: `place` tells the class rows of its nodes. */
+static NOT_INLINE void gather_kids(Gather *g, const i32 *place, const i32 *kids, const i32 *row, long count) {
+    i32 width = g->width, stop = g->end, has_empty = 0;
+    for (long i = 0; i < count; i++) {
+        i32 *index = g->index + (long)row[i] * width;
+        for (i32 slot = 0; slot < width; slot++, kids++) {
+            index[slot] = *kids < 0 ? stop : place[*kids];
+            has_empty |= *kids < 0;
+        }
+    }
+    g->has_empty |= has_empty;
+}
+
 /* How many arguments a port that takes all from a position on, empty ones left out, finds for each of these nodes. */
 static NOT_INLINE void count_bags(const Work *w, const Gather *g, const Part *p, Where where, const i32 *number, long count) {
     i32 shift;
@@ -126,14 +139,17 @@ enum { COUNT, GATHER };
 
 /* Go through all arguments of all parts, port by port: count those of ports that take any number, or gather all. */
 static void pass_arguments(const Work *w, const i32 *plan, Gather *gathers, Where where, int what) {
+    const i32 *row = w->key;
     for (const Part *p = w->part; p < w->part + w->parts; where.row += where.row ? p->n : 0, where.place += p++->n) {
-        const i32 *number = p->number;
-        for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; number += run[RUN_COUNT], run += OF_RUN) {
+        const i32 *number = p->number, *kids = w->keys_are_rows ? p->kids : NULL, *run = p->runs;
+        for (; run < p->runs + p->types * OF_RUN; row += run[RUN_COUNT], number += run[RUN_COUNT], run += OF_RUN) {
             for (i32 at = w->gather_first[run[RUN_TYPE]]; at < w->gather_first[run[RUN_TYPE] + 1]; at++) {
                 Gather *g = gathers + at;
                 if (what == COUNT && g->kind != SLOTS) count_bags(w, g, p, where, number, run[RUN_COUNT]);
                 if (what == GATHER && g->kind != SLOTS) gather_bags(w, plan, g, p, where, number, run[RUN_COUNT]);
-                if (what == GATHER && g->kind == SLOTS) gather_slots(w, plan, g, p, where, number, run[RUN_COUNT]);
+                if (what != GATHER || g->kind != SLOTS) continue;
+                if (kids) gather_kids(g, where.place, kids, row, run[RUN_COUNT]), kids += run[RUN_COUNT] * g->width;
+                else gather_slots(w, plan, g, p, where, number, run[RUN_COUNT]);
             }
         }
     }

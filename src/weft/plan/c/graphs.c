@@ -156,26 +156,43 @@ long weft_program(Graph *const *graph, long count, long types, const i32 *kinds,
     return slots;
 }
 
-/* A view's arrays, one after the other: runs, pairs, number, level, above, ptr, src. Nobody asks for types: vertices have one output. */
-static View *empty_view(Work *w, long n, long m, long types, long pairs, int is_kept) {
-    size_t size = sizeof(View) + (types * OF_RUN + pairs * OF_PAIR + 4 * n + 1 + m) * sizeof(i32);
-    View *view = is_kept ? malloc(size) : take(w, size, 1);
-    if (!view) longjmp(w->give_up, 1);
-    i32 *runs = view->arrays, *number = runs + types * OF_RUN + pairs * OF_PAIR;
-    view->pair = runs + types * OF_RUN;
-    view->part = (Part){n, m, types, runs, number, NULL, number + 3 * n, number + 4 * n + 1, NULL, number + n, number + 2 * n};
-    return view;
+/* How many nodes the ports of fixed width gather, in all. */
+static long count_kids(const Work *w) {
+    long kids = 0;
+    for (long t = 0; t < w->types; t++)
+        for (i32 port = w->port_ptr[t]; port < w->port_ptr[t + 1]; port++)
+            if (w->port_kind[port] == SLOTS) kids += (long)w->count[t] * (w->position_ptr[port + 1] - w->position_ptr[port]);
+    return kids;
 }
 
-/* What `w`, the work on one graph, has found, as a view. */
+/* What these ports gather, in the order of runs. */
+static void fill_kids(const Work *w, i32 *kids) {
+    for (long t = 0; t < w->types; t++) {
+        for (i32 port = w->port_ptr[t]; port < w->port_ptr[t + 1]; port++) {
+            for (i32 i = w->first[t]; i < w->first[t + 1] && w->port_kind[port] == SLOTS; i++) {
+                i32 begin = w->ptr[w->of_type[i]], length = w->ptr[w->of_type[i] + 1] - begin;
+                for (i32 at = w->position_ptr[port]; at < w->position_ptr[port + 1]; at++)
+                    *kids++ = w->positions[at] < length ? w->src[begin + w->positions[at]] : -1;
+            }
+        }
+    }
+}
+
+/* What `w`, the work on one graph, has found, as a view. Its arrays, one after the other: runs, pairs, number, code, kids, and what
+   only few batches look at: level, above, ptr, src. Nobody asks for types: vertices have one output. */
 static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t seen, int is_kept) {
-    long pairs = w->feed_ptr[w->types];
-    View *view = empty_view(batch, w->n, w->m, w->part->types, pairs + w->meetings, is_kept);
-    const i32 *arrays[] = {w->of_type, w->level, w->above};
-    i32 *run = view->arrays, *pair = view->pair, *next = pair + (pairs + w->meetings) * OF_PAIR;
-    for (int i = 0; i < 3; i++, next += w->n) memcpy(next, arrays[i], w->n * sizeof(i32));
-    memcpy(next, w->ptr, (w->n + 1) * sizeof(i32));
-    memcpy(next + w->n + 1, w->src, w->m * sizeof(i32));
+    long n = w->n, types = w->part->types, pairs = w->feed_ptr[w->types], all = pairs + w->meetings, kids = count_kids(w);
+    size_t size = sizeof(View) + (types * OF_RUN + all * OF_PAIR + 5 * n + 1 + kids + w->m) * sizeof(i32);
+    View *view = is_kept ? malloc(size) : take(batch, size, 1);
+    if (!view) longjmp(batch->give_up, 1);
+    i32 *run = view->arrays, *pair = view->pair = run + types * OF_RUN, *number = pair + all * OF_PAIR, *code = number + n;
+    i32 *kid = code + n, *level = kid + kids, *above = level + n, *ptr = above + n, *src = ptr + n + 1;
+    int fits = w->top <= MOST_IN_CODE; /* no level is more than the longest way */
+    view->part = (Part){n, w->m, types, run, number, NULL, ptr, src, NULL, level, above, fits ? code : NULL, kid};
+    memcpy(number, w->of_type, n * sizeof(i32)), memcpy(level, w->level, n * sizeof(i32)), memcpy(above, w->above, n * sizeof(i32));
+    memcpy(ptr, w->ptr, (n + 1) * sizeof(i32)), memcpy(src, w->src, w->m * sizeof(i32));
+    for (long i = 0; i < n && fits; i++) code[i] = level[number[i]] << CODE_BITS | above[number[i]];
+    fill_kids(w, kid);
     for (long t = 0; t < w->types; t++) {
         if (w->count[t]) {
             i32 made[] = {t, w->count[t], w->arguments[t], w->type_first_step[t + 1]};
@@ -243,13 +260,15 @@ static uint64_t as_seen(const Work *w, const i32 *table) {
 /* All graphs as parts, and sums over them. `feeds` gets who feeds whom in any of them, `met` which types ports meet. */
 static void find_parts(Work *w, Graph *const *graph, long count, const i32 *table, char *feeds, char *met) {
     uint64_t seen = as_seen(w, table);
+    int has_bags = 0;
+    for (i32 port = 0; port < w->port_ptr[w->types]; port++) has_bags |= w->port_kind[port] != SLOTS;
     w->part = take(w, count, sizeof(Part)), w->parts = count;
     w->count = zeros(w, w->types), w->arguments = zeros(w, w->types), w->type_first_step = zeros(w, w->types + 1);
     for (long i = 0; i < count; i++) {
         if (i + AHEAD < count && graph[i + AHEAD]->views) __builtin_prefetch(graph[i + AHEAD]->views->arrays);
         View *view = view_of(w, graph[i], table, seen);
         const Part *p = &view->part;
-        approach(view->arrays, p->src + p->m - view->arrays);
+        approach(view->arrays, (has_bags || !p->code ? p->src + p->m : p->turn) - view->arrays);
         w->part[i] = *p;
         w->n += p->n, w->m += p->m, w->top = view->top > w->top ? view->top : w->top;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {

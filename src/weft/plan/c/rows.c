@@ -8,10 +8,14 @@ static void find_keys(Work *w) {
     i32 *starts = w->starts = zeros(w, both + 1), *key = w->key = ints(w, w->n);
     w->step_size = ints(w, steps);
     for (const Part *p = w->part; p < w->part + w->parts; p++) {
-        const i32 *number = p->number;
+        const i32 *number = p->number, *code = p->code;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
             i32 first = w->type_first_step[run[RUN_TYPE]];
-            for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
+            for (const i32 *end = code + run[RUN_COUNT]; code && code < end; code++) {
+                i32 way = ways > 1 ? w->top - (*code & MOST_IN_CODE) : 0;
+                starts[*key++ = (first + (*code >> CODE_BITS)) * ways + way]++;
+            }
+            for (const i32 *end = number + run[RUN_COUNT]; !code && number < end; number++) {
                 i32 way = ways > 1 ? w->top - p->above[*number] : 0;
                 starts[*key++ = (first + p->turn[*number]) * ways + way]++;
             }
@@ -65,7 +69,7 @@ static void put_node(const Work *w, const i32 *plan, Where at, i32 t, i32 node, 
     at.place[node] = w->output_first[t] == w->output_first[t + 1] ? row : plan[w->class_row_at[w->output_first[t]] + row];
 }
 
-/* The nodes of each type in the order of rows; and where each node comes. */
+/* The nodes of each type in the order of rows; and where each node comes. Mostly keys become rows. */
 static void fill_rows(Work *w, i32 *plan, Where where) {
     const i32 *rows = plan + plan[AT_ROWS];
     i32 *starts = w->starts, *key = w->key, base = 0;
@@ -78,13 +82,14 @@ static void fill_rows(Work *w, i32 *plan, Where where) {
         }
         return;
     }
+    w->keys_are_rows = 1;
     for (const Part *p = w->part; p < w->part + w->parts; base += p++->n) {
         const i32 *number = p->number;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
             i32 t = run[RUN_TYPE], first = w->first[t], *mine = plan + rows[t];
             for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
-                i32 at = starts[*key++]++ - first;
-                mine[at] = base + *number;
+                i32 at = starts[*key]++ - first;
+                mine[at] = base + *number, *key++ = at;
                 put_node(w, plan, where, t, base + *number, at);
             }
         }

@@ -23,12 +23,17 @@ typedef struct Block {
 } Block;
 
 /* Nodes that follow each other and read nobody else: one of many examples, or all of a program. All numbers count from its first
-   node and its first argument. `runs` holds its types, for each how many nodes; `number` its nodes, run after run, ascending. */
+   node and its first argument. `runs` holds its types, for each how many nodes; `number` its nodes, run after run, ascending.
+   In examples that are kept, `code` tells `turn` and `above` of these nodes, one after the other, and `kids` what their ports of fixed
+   width gather, -1 where that is empty, run after run, port after port: so that a batch needs no more of them. Elsewhere, and where
+   the code has no room, these are NULL. */
 enum { RUN_TYPE, RUN_COUNT, RUN_ARGUMENTS, RUN_LEVELS, OF_RUN };
 typedef struct {
     long n, m, types;
-    const i32 *runs, *number, *type, *ptr, *src, *out, *turn, *above;
+    const i32 *runs, *number, *type, *ptr, *src, *out, *turn, *above, *code, *kids;
 } Part;
+
+enum { CODE_BITS = 15, MOST_IN_CODE = (1 << CODE_BITS) - 1 }; /* of each number in a code */
 
 typedef struct {
     /* the program: its types, and its nodes as parts; where all are looked at together, also as one */
@@ -51,6 +56,7 @@ typedef struct {
     i32 *type_first_step, *group_first_step, *listed_steps, *step_size;
     /* where nodes of each key come, and the keys: nodes in the order of parts and runs; pieces: steps cut to max_rows */
     i32 *starts, *key;
+    int keys_are_rows; /* when nodes have been placed, in the order of keys */
     long pieces;
     i32 *piece_first, *piece_type, *piece_lo, *piece_hi, *type_pieces;
     /* outputs that can be read; ports of types that have nodes; which outputs these meet (gathers.c) */
