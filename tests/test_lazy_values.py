@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import weft
 import weft.testing
 from lazy_parts import TREES, Grower, assert_equals_loop, inputs, tree_net
-from weft.lazy import fibers
+from weft.lazy import fibers, workers
 
 
 def test_branches_and_loops_on_values_equal_the_loop_with_gradients() -> None:
@@ -186,7 +186,8 @@ def test_an_interrupt_leaves_no_state() -> None:
 
 
 def test_without_greenlet_only_asking_for_numbers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fibers, "greenlet", None)
+    for module in (fibers, workers):
+        monkeypatch.setattr(module, "greenlet", None)
     assert weft.batched(tree_net())(TREES).shape == (4, 3)
     with pytest.raises(weft.TraceError, match="needs fibers: install greenlet"):
         weft.batched(Grower().double())(inputs())
