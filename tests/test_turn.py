@@ -39,3 +39,13 @@ def test_a_sweep_of_many_narrow_steps_turns_its_weight_once(steps: int, turns: b
     assert torch.equal(first, second)
     (recipe,) = recipes_of(model)
     assert (turned_into in recipe.run.__globals__.values()) == turns
+
+
+def test_a_weight_that_walks_read_as_it_lies_is_not_turned_in_inference() -> None:
+    model, graph = weft.nn.TreeFC(4), weft.Graph.full_binary_tree(4, types=[0] * 4 + [1] * 3)
+    x = torch.randn(7, 4)
+    with torch.no_grad():
+        first, second = model(graph, x, at=[6]), model(graph, x, at=[6])
+    assert torch.equal(first, second)
+    (recipe,) = recipes_of(model)
+    assert "piece" not in recipe.source and ".t()" not in recipe.source

@@ -74,6 +74,8 @@ class CallInputs:
             return
         if not graph.has_types:
             raise StructureError(f"{self.name}: the graph has no types; build it with Graph(..., types=...)")
+        if graph.type_names is None and graph.highest_type < count:
+            return
         names = [name for name, _ in self.functions]
         if graph.type_names is not None:
             unknown = [i for i, name in enumerate(graph.type_names) if name not in names]
@@ -83,7 +85,7 @@ class CallInputs:
                     f"{self.name}: vertex {vertex} has the unknown type {graph.type_names[graph.type_ids[vertex]]!r}; "
                     f"the types are {', '.join(map(repr, names))}"
                 )
-        elif graph.highest_type >= count and graph.type_ids is not None:
+        elif graph.type_ids is not None:
             vertex = int((graph.type_ids >= count).argmax())
             raise StructureError(
                 f"{self.name}: vertex {vertex} has type {int(graph.type_ids[vertex])}, but the types are 0 to {count - 1} "

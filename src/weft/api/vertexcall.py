@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class VertexCall(CallCells):
     def run(self) -> Any:
         if self.options.backend == "reference":
             return self._run_reference()
-        check.no_transforms(self.name, self.model, [*self.x_leaves, *self.edge_leaves, *(self.init or {}).values()])
+        check.no_transforms(self.name, self.model, chain(self.x_leaves, self.edge_leaves, (self.init or {}).values()))
         while True:
             try:
                 return self._run_batched()
@@ -94,7 +95,8 @@ class VertexCall(CallCells):
     def engine_call(self, plan: Plan, cells: dict[int, CompiledCell], tree: Any, backend: str) -> Call:
         """What the engine is to compute."""
         feeds = {("x", i): leaf for i, leaf in enumerate(self.x_leaves)}
-        feeds |= {("init", i): leaf for i, leaf in enumerate((self.init or {}).values())}
+        if self.init:
+            feeds |= {("init", i): leaf for i, leaf in enumerate(self.init.values())}
         nodes, options = self._nodes(), self.options
         type = None if nodes is None else only_type(plan, nodes)
         wanted = [Wanted(name, nodes, type) for name in self._wanted(tree)]

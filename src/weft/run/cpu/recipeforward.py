@@ -42,11 +42,18 @@ class NativeForwardText(ForwardText):
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
         """A piece that only hands on what is fed takes it straight to its place, or leaves it where it is."""
         fed = only_fed(text, code)
-        if fed is None:
+        if self._only_turns(code) and isinstance(text, ForwardTypeText):
+            text.views |= {value.name: value.args[0] for value in code.returns}
+        elif fed is None:
             text.run_whole(code, places)
         elif not self._stays(text, fed):
             for value, name in fed.items():
                 text.feed_into(name, places[value])
+
+    def _only_turns(self, code: Code) -> bool:
+        """Whether a piece only turns weights, which walks read as they lie. What backward needs is made as ever."""
+        turned = [value for value in code.returns if value.target is torch.ops.aten.t.default and value.args[0] in code.takes]
+        return not (self.execution.training or code.stores) and len(turned) == len(code.returns)
 
     def _stays(self, text: TypeText, fed: Mapping[str, Any]) -> bool:
         """Whether what is fed stays where it is, since only the first steps of one type read it; they are told."""

@@ -71,6 +71,13 @@ class ForwardTypeText(NativeTypeText):
         self.reading: Fed | None = None
         """`fed` while the lines of the steps that read it are written."""
         self.turned: dict[str, str] = {}
+        self.views: dict[str, Value] = {}
+        """Turned weights by name, which are made when they are needed as tensors."""
+
+    def whole(self, value: Value) -> str:
+        if value.name in self.views and value.name not in self.store:
+            self.store[value.name] = self.writer.let(f"{self.whole(self.views[value.name])}.t()")
+        return super().whole(value)
 
     def walk_whole(self, walk: Walk, destinations: dict[str, str]) -> None:
         lines = [line for value in walk.takes for line in self._given(value, walk)]
@@ -90,17 +97,18 @@ class ForwardTypeText(NativeTypeText):
     def _given(self, value: Value, walk: Walk, turn: bool = False) -> list[str]:
         """The lines of a value that exists for all rows."""
         found = self.run.whole(value)
-        name = self.whole(value)
         if value.name not in walk.matrices:
             return [f"{self._dense(value)}.data_ptr(), {CONSTANT}"]
         matrix, turned, apart = dense(found.t() if walk.matrices[value.name] else found)
         if turn and turned:
             if value.name not in self.turned:
                 fresh = f"fresh({tuple(found.shape)}, {found.dtype}, device)"
-                self.turned[value.name] = self.writer.let(f"{self.writer.bind(turned_into)}({fresh}, {name})")
+                self.turned[value.name] = self.writer.let(f"{self.writer.bind(turned_into)}({fresh}, {self.whole(value)})")
             name, turned, apart = self.turned[value.name], False, found.shape[1]
         elif matrix.data_ptr() != found.data_ptr():
             raise NoRecipe("a matrix that is neither dense by rows nor by columns")
+        else:
+            name = self.whole(self.views.get(value.name, value))  # turned or not, it begins at the same place
         return [f"{name}.data_ptr(), {CONSTANT}", f"{int(turned)}, {CONSTANT}", f"{apart}, {CONSTANT}"]
 
     def _dense(self, value: Value) -> str:
