@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import weft
 from weft.graph.cell import Trace
-from weft.lazy import division, flush
 from weft.run import calls
 
 
@@ -64,17 +63,14 @@ def after_three_calls() -> tuple[Rounds, Any, Tensor]:
     return model, net, x
 
 
-def test_a_structure_that_was_seen_is_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_structures_come_again_and_change() -> None:
     torch.manual_seed(0)
     model, rounds = Rounds(), [1, 3, 3, 5]
     net = weft.batched(model)
     for _ in range(3):
         check_equal(model, net, torch.randn(4, 4), rounds)
-    rewritten = counted(monkeypatch, flush, "rewrite")
-    check_equal(model, net, torch.randn(4, 4), rounds)
-    assert not rewritten
     check_equal(model, net, torch.randn(4, 4), [2, 2, 6, 6])
-    assert rewritten
+    check_equal(model, net, torch.randn(4, 4), rounds)
 
 
 def test_what_was_kept_of_a_flush_goes_when_blocks_change() -> None:
@@ -120,7 +116,7 @@ def test_one_call_may_use_thousands_of_results() -> None:
             torch.testing.assert_close(net(x), 17000 * linear(x))
 
 
-def test_how_a_recording_is_divided_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_for_the_last_flush_may_differ_from_call_to_call() -> None:
     torch.manual_seed(0)
     step, late = nn.Linear(4, 4), nn.Linear(4, 4)
 
@@ -132,16 +128,11 @@ def test_how_a_recording_is_divided_is_found_once(monkeypatch: pytest.MonkeyPatc
             assert bool(x.sum() < 100.0)
         return torch.stack(kept).sum(0)
 
-    net, rounds = weft.batched(fn), [1, 2, 2, 4]
-    for _ in range(3):
-        net(torch.randn(4, 4), rounds)
-    found = counted(monkeypatch, division, "_divided")
-    x = torch.randn(4, 4)
-    wanted = torch.stack([fn(row, count) for row, count in zip(x, rounds, strict=True)])
-    torch.testing.assert_close(net(x, rounds), wanted)
-    assert not found
-    net(x, [3, 3, 3, 5])
-    assert found
+    net = weft.batched(fn)
+    for rounds in ([1, 2, 2, 4], [1, 2, 2, 4], [3, 3, 3, 5], [1, 2, 2, 4]):
+        x = torch.randn(4, 4)
+        wanted = torch.stack([fn(row, count) for row, count in zip(x, rounds, strict=True)])
+        torch.testing.assert_close(net(x, rounds), wanted)
 
 
 def test_the_cells_of_a_flush_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
