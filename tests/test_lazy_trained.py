@@ -181,16 +181,26 @@ def unused_to_the_end(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return a, b
 
 
+def used_without_gradients(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The rows of both are handed on together; of the second nothing is learned."""
+    a, b = x * P, LINEAR(x)
+    if a.sum() + b.sum() > n:
+        a = a + 1
+    with torch.no_grad():
+        c = torch.tanh(b)
+    return a * 2, c
+
+
 def by_identity(x: Tensor, n: int) -> tuple[int, int]:
     return id(x), n
 
 
 @pytest.mark.parametrize("cache", [None, by_identity])
-@pytest.mark.parametrize("fn", [unused_in_a_block, unused_to_the_end, unused_after_a_flush])
+@pytest.mark.parametrize("fn", [unused_in_a_block, unused_to_the_end, unused_after_a_flush, used_without_gradients])
 def test_what_a_result_is_not_made_of_has_no_gradient(fn: Callable[..., Any], cache: Any) -> None:
     """And not zeros, which an optimiser with momentum or weight decay takes for a gradient."""
     xs = list(X)
-    net = weft.batched(fn, stack=False, cache=None if fn is unused_after_a_flush else cache)
+    net = weft.batched(fn, stack=False, cache=None if fn in (unused_after_a_flush, used_without_gradients) else cache)
     for numbers in ([0, 1, 2, 0], [1, 2, 1, 2], [3, 3, 2, 1]):
         grads = []
         for found in ([fn(x, n) for x, n in zip(xs, numbers, strict=True)], net(xs, numbers)):

@@ -11,14 +11,14 @@ from torch import Tensor
 from weft.graph.recording import CallProgram, References, Table
 from weft.graph.uncast import cat
 from weft.lazy.blame import WITHIN, name_example, name_site
-from weft.lazy.chains import Flags
+from weft.lazy.chains import Flags, Layout, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
-from weft.lazy.gradients import are_trained
+from weft.lazy.gradients import are_trained, silent_types
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.leftover import Selection
 from weft.lazy.ops import Feed, Op
-from weft.lazy.pools import ROW_BITS, found_rows
+from weft.lazy.pools import ROW_BITS, found_rows, taken_apart
 from weft.lazy.rewrite import Imports, rewrite
 from weft.run.blaming import run_blaming
 from weft.run.calls import Group
@@ -69,7 +69,19 @@ class Flush:
         self._check_given()
         library, device = self.state.library, tape.device
         numbers = [library.number(given_op(tape.sources[number].kind, device)) for number, _ in self.sources]
+        self.learning = self._learning(place)
         self.imports = Imports(np.repeat(np.array(numbers, np.int32), [count for _, count in self.sources]), place)
+
+    def _learning(self, place: Longs) -> Flags | None:
+        """Which of the rows that are handed in are used by something that passes gradients on; None: all."""
+        silent = silent_types(self.state)[self.recorded.type]
+        if not len(place) or not silent.any():
+            return None
+        layout = Layout(self.recorded, *self.state.widths())
+        at = np.flatnonzero(layout.handed & ~silent[layout.consumer])
+        found = np.zeros(len(place), bool)
+        found[place[-self.recorded.arguments[at] - 1]] = True
+        return None if found.all() else found
 
     def program(self, final: bool = True) -> tuple[CallProgram, References]:
         """What to run, and the wanted references in it."""
@@ -92,7 +104,10 @@ class Flush:
         parts: dict[tuple[int, int], list[Tensor]] = {}
         first = 0
         for number, count in self.sources:
-            taken = self.tape.sources[number].take(self.rows[first : first + count])
+            some = slice(first, first + count)
+            taken = taken_apart(
+                self.tape.sources[number], self.rows[some], None if self.learning is None else self.learning[some]
+            )
             parts.setdefault((int(self.imports.types[first]), 0), []).append(taken)
             first += count
         return {key: found[0] if len(found) == 1 else cat(found) for key, found in parts.items()}

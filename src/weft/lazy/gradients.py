@@ -26,6 +26,7 @@ from weft.lazy.taken import Pending, joined, segment
 from weft.lazy.value import LOW, Value
 
 if TYPE_CHECKING:
+    from weft.lazy.state import State
     from weft.lazy.tape import Tape
 
 Reach = tuple[int, int]
@@ -178,7 +179,7 @@ def _given_trained(tape: Tape, types: Any, data: Mapping[int, list[Any]]) -> Fla
 
 def reach(tape: Tape, op: Op) -> Reach:
     """Which outputs of an operation require gradients."""
-    if op.setting.detached or op.name in WITHOUT:
+    if _is_silent(op):
         return 0, 0
     trained = _flags(op) if op.owners else ()
     known: dict[tuple[bool, ...], Reach] = op.__dict__.setdefault("reaches", {})
@@ -188,6 +189,20 @@ def reach(tape: Tape, op: Op) -> Reach:
         every |= (1 << LAST) if len(op.outs) > LAST else 0
         found = known[trained] = (_tried(tape, op) if op.is_cell else None) or (every if any(trained) else 0, every)
     return found
+
+
+def silent_types(state: State) -> Flags:
+    """For each recorded type whether it passes no gradients on, whatever it is given."""
+    known: Flags = state.kept.get("silent", np.empty(0, bool))
+    fresh = state.fines[len(known) :]
+    if fresh:
+        found = [_is_silent(op) for op in fresh]
+        known = state.kept["silent"] = np.append(known, np.array(found, bool))
+    return known
+
+
+def _is_silent(op: Op) -> bool:
+    return op.setting.detached or op.name in WITHOUT or not any(_is_differentiable(kind.dtype) for kind in op.outs)
 
 
 def _flags(op: Op) -> tuple[bool, ...]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.uncast import cat
-from weft.lazy.chains import Longs
+from weft.lazy.chains import Flags, Longs
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.native import functions
 from weft.run.batched import Once
@@ -249,6 +249,17 @@ def _once(grad: Tensor) -> Tensor:
     marked: Any = Once
     found: Tensor = marked.apply(grad.new_ones((), requires_grad=True), grad)
     return found
+
+
+def taken_apart(source: Rows | Pool, index: Longs, learning: Flags | None) -> Tensor:
+    """Some rows of a source, in this order, of which only the learning ones get gradients, so that the others have none."""
+    if learning is None or learning.all() or not torch.is_grad_enabled():
+        return source.take(index)
+    if not learning.any():
+        return source.take(index).detach()
+    parts = [source.take(index[learning]), source.take(index[~learning]).detach()]
+    order = np.argsort(np.concatenate([np.flatnonzero(learning), np.flatnonzero(~learning)]))
+    return cat(parts).index_select(0, torch.from_numpy(order).to(parts[0].device))
 
 
 def found_rows(results: dict[int, int], refs: Longs) -> tuple[Longs, Longs, list[tuple[int, int]]]:
