@@ -192,7 +192,7 @@ def reach(tape: Tape, op: Op) -> Reach:
 
 
 def silent_types(state: State) -> Flags:
-    """For each recorded type whether it passes no gradients on, whatever it is given."""
+    """For each recorded type whether it passes no gradients on, though it gives numbers that could have some."""
     known: Flags = state.kept.get("silent", np.empty(0, bool))
     fresh = state.fines[len(known) :]
     if fresh:
@@ -202,7 +202,7 @@ def silent_types(state: State) -> Flags:
 
 
 def _is_silent(op: Op) -> bool:
-    return op.setting.detached or op.name in WITHOUT or not any(_is_differentiable(kind.dtype) for kind in op.outs)
+    return op.setting.detached or op.name in WITHOUT
 
 
 def _flags(op: Op) -> tuple[bool, ...]:
