@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +41,6 @@ class Recorded:
     further: Ints
     data: dict[tuple[int, int], Table]
     starts: Flags
-
-    @cached_property
-    def key(self) -> tuple[bytes, ...]:
-        """What is equal for two recordings of equal calls, whatever is fed to them."""
-        return self.type.tobytes(), self.arguments.tobytes(), self.further.tobytes(), self.starts.tobytes()
 
 
 class Layout:
