@@ -248,3 +248,14 @@ def test_a_model_is_freed_with_its_caches() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_leaves_and_inner_vertices_push_one_dtype_under_autocast() -> None:
+    torch.manual_seed(0)
+    model, graph = weft.nn.NaryTreeLSTM(3, 4), weft.Graph([[], [], [0, 1]], types=[0, 0, 1])
+    x = torch.randn(3, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = model(graph, x), model(graph, x, backend="reference")
+    assert found.dtype == expected.dtype == torch.float32
+    assert torch.allclose(found, expected, atol=1e-2)
+    assert torch.allclose(found, model(graph, x), atol=1e-2)

@@ -23,7 +23,7 @@ class TreeLSTMLeaf(VertexFunction):
 
     def forward(self, v: Any) -> None:
         i, o, u = self.input(v.pull()).chunk(3)
-        c = i.sigmoid() * u.tanh()
+        c = (i.sigmoid() * u.tanh()).to(self.input.weight.dtype)  # under autocast, what inner vertices push, too
         h = o.sigmoid() * c.tanh()
         v.scatter(h=h, c=c)
         v.push(h if self.out is None else self.out(h))
