@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.lazy import cached, division, flush
+from weft.lazy import cached
 from weft.lazy.state import state_of
 from weft.run.calls import Engine
 
@@ -57,8 +57,6 @@ def objects_after(step: Callable[[], None], times: int) -> int:
 )
 def test_new_structures_leave_nothing_behind(asks: bool, marked: bool, cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "MOST_KEPT", KEPT)
-    monkeypatch.setattr(flush, "MOST_FLUSHES", KEPT)
-    monkeypatch.setattr(division, "MOST_KEPT", KEPT)
     torch.manual_seed(0)
     model, dice = Trees(asks, marked), random.Random(0)
     net = weft.batched(model, cache=cache)

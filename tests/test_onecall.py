@@ -175,7 +175,7 @@ def test_a_call_that_a_guard_refuses_goes_by_the_recipe(
 def test_backward_uses_again_what_it_has_read(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless somebody else has it."""
     torch.manual_seed(0)
-    model, graph, rooms = weft.nn.NaryTreeLSTM(3, 64), trees(5, 9, 3), list[int]()
+    model, graph, rooms = weft.nn.NaryTreeLSTM(3, 16), trees(5, 9, 3), list[int]()
     right, whole = Lowered.room, GpuExecution._whole
     x = torch.randn(graph.num_vertices, 3)
     monkeypatch.setattr(Lowered, "room", lambda self, given: (rooms.append(right(self, given)), rooms[-1])[1])
