@@ -12,26 +12,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
 
-FRONTS = (
-    "test_lazy",
-    "test_blocks",
-    "test_pools",
-    "test_flushes",
-    "test_shortcuts",
-    "test_untraced",
-    "test_growth",
-    "test_odd",
-)
-"""Tests of front ends, by how their files are called: they need some thousand kernels, which are tested elsewhere."""
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """On a machine that has compiled nothing yet, the compiler takes minutes: half of that with the least effort."""
-    from weft import cc
-
-    cc.EFFORT = "-O0" if item.path.name.startswith(FRONTS) else "-O3"
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     from weft.errors import TraceError

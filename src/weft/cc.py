@@ -32,13 +32,8 @@ def _works(path: str) -> bool:
     return True
 
 
-EFFORT = "-O3"
-"""How hard the compiler tries, where nothing else is said."""
-
-
-def build(path: str, source: str, effort: str | None = None) -> ctypes.CDLL:
+def build(path: str, source: str, effort: str = "-O3") -> ctypes.CDLL:
     """Compile and load; a library of equal source, flags, compiler and processor is compiled once."""
-    effort = effort or EFFORT
     what = "\n".join((path, effort, " ".join(FLAGS), _processor(), source))
     name = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
     for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"weft-{os.getuid() if hasattr(os, 'getuid') else 0}"):
