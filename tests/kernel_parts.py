@@ -31,6 +31,16 @@ def recipes_of(model: weft.VertexFunction) -> list[Recipe]:
     return [recipe for found in lists for recipe in found if recipe is not None]
 
 
+def tree(leaves: int) -> weft.Graph:
+    """Leaves joined from left to right; one leaf is a tree of its own."""
+    children: list[list[int]] = [[] for _ in range(leaves)]
+    top = 0
+    for leaf in range(1, leaves):
+        children.append([top, leaf])
+        top = len(children) - 1
+    return weft.Graph(children, types=[int(bool(each)) for each in children])
+
+
 def results(model: nn.Module, graph: weft.Graph, x: Tensor, backend: str) -> dict[str, Tensor]:
     """Outputs and all gradients, by name."""
     model.zero_grad()

@@ -11,7 +11,7 @@ from torch import nn
 
 import weft
 import weft.nn
-from kernel_parts import results
+from kernel_parts import results, tree
 from weft.run.gpu.execution import GpuExecution
 from weft.run.gpu.onecall.lowered import Lowered
 
@@ -29,16 +29,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(GpuExecution, "_whole", whole)
     return seen
-
-
-def tree(leaves: int) -> weft.Graph:
-    """Leaves joined from left to right."""
-    children: list[list[int]] = [[] for _ in range(leaves)]
-    top = 0
-    for leaf in range(1, leaves):
-        children.append([top, leaf])
-        top = len(children) - 1
-    return weft.Graph(children, types=[int(bool(each)) for each in children])
 
 
 def trees(*leaves: int) -> weft.Graph:

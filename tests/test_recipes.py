@@ -10,7 +10,7 @@ from torch import nn
 
 import weft
 import weft.nn
-from kernel_parts import NEEDS_INTERPRETER, poison_memory, results, watch_recipes
+from kernel_parts import NEEDS_INTERPRETER, poison_memory, results, tree, watch_recipes
 from weft.run.gpu import apart
 from weft.run.gpu.execution import GpuExecution
 
@@ -21,16 +21,6 @@ pytestmark = NEEDS_INTERPRETER
 def by_recipe(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For every forward pass, whether it went by a recipe."""
     return watch_recipes(monkeypatch, GpuExecution)
-
-
-def tree(leaves: int) -> weft.Graph:
-    """Leaves joined from left to right; one leaf is a tree of its own."""
-    children: list[list[int]] = [[] for _ in range(leaves)]
-    top = 0
-    for leaf in range(1, leaves):
-        children.append([top, leaf])
-        top = len(children) - 1
-    return weft.Graph(children, types=[int(bool(each)) for each in children])
 
 
 MODELS = {

@@ -164,20 +164,20 @@ class NativePlan(Plan):
         )
 
     @cached_property
-    def rows(self) -> tuple[Ints, ...]:  # type: ignore[override]
+    def rows(self) -> tuple[Ints, ...]:  # type: ignore[override]  # as groups
         return tuple([self.view(self.layout.rows(t)) for t in range(len(self.program.types))])
 
     @cached_property
-    def classes(self) -> tuple[ValueClass, ...]:  # type: ignore[override]
+    def classes(self) -> tuple[ValueClass, ...]:  # type: ignore[override]  # as groups
         told = zip(self.layout.classes, self.numbers, strict=False)
         return tuple([ValueClass(members, count, has_empty) for (members, has_empty), count in told])
 
     @cached_property
-    def class_row(self) -> dict[tuple[int, int], Ints]:  # type: ignore[override]
+    def class_row(self) -> dict[tuple[int, int], Ints]:  # type: ignore[override]  # as groups
         return {output: self.view(self.layout.class_rows(output)) for output in self.class_of}
 
     @cached_property
-    def reads(self) -> tuple[Read, ...]:  # type: ignore[override]
+    def reads(self) -> tuple[Read, ...]:  # type: ignore[override]  # as groups
         return tuple([self._read(number, *told) for number, told in enumerate(self.layout.reads)])
 
     def _read(
