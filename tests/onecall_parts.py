@@ -13,7 +13,7 @@ import weft
 import weft.nn
 from kernel_parts import results, tree
 from weft.run.gpu.execution import GpuExecution
-from weft.run.gpu.onecall.lowered import Lowered
+from weft.run.gpu.onecall.lowered import Versions
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -23,8 +23,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def whole(self: GpuExecution, recipe: Any, *rest: Any) -> Any:
         found = right(self, recipe, *rest)
-        known = recipe.whole[self.call.device]
-        seen.append(found is not None if isinstance(known, Lowered) else known)
+        before = self.whole if rest[1:] else None
+        versions = Versions.of(recipe, self.call.device, before)
+        seen.append(found is not None if versions.kept else versions.refused)
         return found
 
     monkeypatch.setattr(GpuExecution, "_whole", whole)

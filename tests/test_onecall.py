@@ -172,6 +172,17 @@ def test_a_call_that_a_guard_refuses_goes_by_the_recipe(
     assert ways and not any(ways)
 
 
+def test_what_sizes_decide_is_decided_for_each_version(
+    driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many rows are added up by two launches, few by one: calls with either take turns, and all of them are one call."""
+    monkeypatch.setattr("weft.run.gpu.totals.ROWS", 4)
+    torch.manual_seed(0)
+    model, few, many = weft.nn.NaryTreeLSTM(3, 4), trees(2, 3), trees(5, 4, 7)
+    compare(model, [few, few, many, few, many], CPU, monkeypatch)
+    assert ways == [True] * 8
+
+
 def test_backward_uses_again_what_it_has_read(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless somebody else has it."""
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ class Recipe:
     about: Any = None
     """What the writer of another recipe must know of this one."""
     whole: dict[Any, Any] = field(default_factory=dict)
-    """By device: the recipe as one call of C, or why it cannot be."""
+    """The recipe as one call of C, by device and what ran before it."""
 
     _suited: dict[Hashable, bool] = field(default_factory=dict)
 

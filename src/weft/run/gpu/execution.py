@@ -12,7 +12,7 @@ from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.execution import Execution
 from weft.run.gpu.launch import allocator, current_stream
-from weft.run.gpu.onecall.lowered import Lowered, can_lower, lowered
+from weft.run.gpu.onecall.lowered import Lowered, Versions, can_lower
 from weft.run.gpu.onecall.note import Given
 from weft.run.gpu.recipeback import GpuBackText
 from weft.run.gpu.recipeforward import GpuForwardText
@@ -30,6 +30,8 @@ class GpuExecution(Execution):
     """By which this call ran."""
     written: Recipe | None = None
     """Which this call wrote."""
+    whole: Lowered | None = None
+    """What ran the forward pass as one call."""
     kept: tuple[Tensor, ...] = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -81,19 +83,26 @@ class GpuExecution(Execution):
         owned: bool = False,
     ) -> Any:
         """By one call of C; None where the recipe does it. `owned`: nobody else has what was saved."""
-        device = self.call.device
+        device, before = self.call.device, None if saved is None else self.whole
         if not can_lower(device):
             return None
-        fast = recipe.whole.get(device)
-        if fast is None:
+        versions = Versions.of(recipe, device, before)
+        rest = tensors, saved, grads, owned and before is not None, current_stream(device), allocator(device)
+        for fast in versions.kept:
+            found = fast.run(fast.facts(self.indices), *rest)
+            if found is not None:
+                break
+        else:
             rows = frozenset(range(self.kind.first_feed, len(tensors)))
-            before = None if saved is None else self.recipe
             given = Given(tensors, rows, saved, [None if grad is None else grad.contiguous() for grad in grads])
-            fast = lowered(recipe, before, self.indices, self._facts(recipe), given)
-        if not isinstance(fast, Lowered):
-            return None
-        facts = fast.facts(self.indices)
-        return fast.run(facts, tensors, saved, grads, owned, current_stream(device), allocator(device))
+            earlier = None if saved is None or self.recipe is None else (self.recipe, before)
+            added = versions.add(recipe, earlier, self.indices, given)
+            if added is None:
+                return None
+            fast, found = added, added.run(added.facts(self.indices), *rest)
+        if saved is None and found is not None:
+            self.whole = fast
+        return found
 
     def _forward_by(self, recipe: Recipe, tensors: Sequence[Tensor]) -> Any:
         device = self.call.device

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
 
@@ -73,23 +74,46 @@ def _makers(recipe: Recipe, before: Recipe | None) -> dict[str, tuple[Hashable, 
     return found
 
 
+MOST_VERSIONS = 4
+"""Of one recipe."""
+
+
 def can_lower(device: torch.device) -> bool:
     """Whether there is a driver that launches kernels."""
     return device.type == "cuda"
 
 
-def lowered(recipe: Recipe, before: Recipe | None, indices: Indices, facts: Sequence[Any], given: Given) -> Lowered | None:
-    """The recipe as one call, made when it is first used on a device; None where it is not to be: `recipe.whole` says why."""
-    device = indices.device
-    if device not in recipe.whole:
+@dataclass(eq=False)
+class Versions:
+    """A recipe as one call: in several versions, because what sizes decide was decided for the call that it was made of."""
+
+    kept: list[Lowered] = field(default_factory=list)
+    refused: str | None = None
+    """Why there are no more."""
+
+    @staticmethod
+    def of(recipe: Recipe, device: torch.device, before: Lowered | None) -> Versions:
+        """`before`: what ran the forward pass, whose memory a backward pass uses again."""
+        found: Versions = recipe.whole.setdefault((device, before), Versions())
+        return found
+
+    def add(
+        self, recipe: Recipe, before: tuple[Recipe, Lowered | None] | None, indices: Indices, given: Given
+    ) -> Lowered | None:
+        """One for what a call gave, to which none was suited; None where there is not to be one."""
+        if len(self.kept) == MOST_VERSIONS:
+            self.refused = "too many versions"
+        if self.refused is not None:
+            return None
+        earlier, forward = before or (None, None)
+        facts = recipe.facts(indices, () if earlier is None else earlier.facts(indices))
         try:
-            forward = None if before is None else before.whole.get(device)
-            noted = note(recipe, forward.noted if isinstance(forward, Lowered) else None, facts, given, device)
-            recipe.whole[device] = Lowered(noted, _makers(recipe, before), indices)
+            noted = note(recipe, None if forward is None else forward.noted, facts, given, indices.device)
+            self.kept.append(Lowered(noted, _makers(recipe, earlier), indices))
         except NotLowered as why:
-            recipe.whole[device] = str(why)
-    found = recipe.whole[device]
-    return found if isinstance(found, Lowered) else None
+            self.refused = str(why)
+            return None
+        return self.kept[-1]
 
 
 class Lowered:
