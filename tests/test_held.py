@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 import weft
 from weft.graph.cell import Trace
-from weft.run.gpu import table
 
 torch.set_num_threads(1)
 
@@ -137,23 +135,3 @@ def test_hooks_on_a_module_within_are_run() -> None:
         own.register_forward_hook(lambda module, args, out: seen.append(1))
         net(GRAPH, ROWS)
     assert seen
-
-
-@pytest.mark.parametrize("apart", [None, 30, 200, 1000])
-def test_steps_of_one_width_that_follow_each_other_are_one_stretch(apart: int | None) -> None:
-    limits = tuple((rows, name) for rows, name in ((64, "middling"), (400, "wide")) if apart is None or rows < apart)
-    limits += () if apart is None else ((apart, "apart"),)
-
-    def width(size: float) -> str:
-        return next((name for rows, name in reversed(limits) if size >= rows), "narrow")
-
-    for seed in range(60):
-        made = random.Random(seed)
-        sizes = [made.choice((1, 29, 30, 63, 64, 199, 200, 399, 400, 999, 1000, 4000)) for _ in range(made.randint(1, 9))]
-        expected: list[tuple[int, int, str]] = []
-        for at, size in enumerate(sizes):
-            begin = expected.pop()[0] if expected and expected[-1][2] == width(size) else at
-            expected.append((begin, at + 1, width(size)))
-        if len(expected) > table.MOST_STRETCHES and "apart" not in [name for _, _, name in expected]:
-            expected = [(0, len(sizes), width(sum(sizes) / len(sizes)))]
-        assert table._make_stretches(sizes, limits) == expected

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from weft.graph.program import NodeType, Port, Program
@@ -15,7 +14,6 @@ from weft.plan.plan import NOT_A_SLICE, Plan
 from weft.plan.returns import returns
 from weft.plan.schedule import schedule
 from weft.plan.shape import native
-from weft.run.gpu import table
 from weft.run.gpu.table import largest_step, step_sizes, step_table
 from weft.run.indices import Indices
 from weft.run.told import FACTS, Told
@@ -70,12 +68,15 @@ def facts(plan: Plan) -> dict[Hashable, Callable[[Indices], Any]]:
         found["index", number] = lambda i, read=read: i.tensor(read.index)
         found["many", number] = found["edges", number] = lambda i, read=read: len(read.index)
         found["first", number] = lambda i, read=read: int(read.slices[0])
+        found["starts", number] = lambda i, read=read: read.slices.ctypes.data
         found["class rows", number] = lambda i, read=read: i.plan.classes[read.value_class].rows
         if read.offsets is not None:
             found["bounds", number] = lambda i, read=read: i.tensor(read.offsets)
         if read.kind == "edges":
             found["owners", number] = lambda i, read=read: i.owners(read)
     for number, group in enumerate(plan.groups):
+        where = group.step_lo.ctypes.data, group.step_hi.ctypes.data, group.steps
+        found["steps", number] = found["turns", number, False, ()] = lambda i, where=where: where
         if group.cyclic:
             found["table", number] = lambda i, number=number: i.tensor(step_table(i.plan, number))
     for way, back in returns(plan).items():
@@ -92,7 +93,7 @@ def facts(plan: Plan) -> dict[Hashable, Callable[[Indices], Any]]:
 
 def value(told: Told, indices: Indices) -> Any:
     """What a text means: a number, or the integers at an address."""
-    space = dict(zip(("n", "b", "base", "back"), indices.told, strict=True))
+    space = dict(zip(("n", "b", "base", "back", "host"), indices.told, strict=True))
     number = eval(told.text, space)
     return number if told.rows is None else list((ctypes.c_int32 * eval(told.rows, space)).from_address(number))
 
@@ -161,21 +162,6 @@ def test_rows_that_a_program_names_are_not_told() -> None:
     assert indices.texts([("fed rows", t), ("nodes", t)]).keys() == {("nodes", t)}
     known: Any = native(plan)
     assert indices.traits == (known.layout, known.back_traits, False)
-
-
-def test_stretches_are_found_in_c_as_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "MOST_STRETCHES", 2)
-    many = 0
-    for seed in range(300):
-        plan = random_plan(seed)
-        for number in range(len(plan.groups)):
-            for limits in ((), ((2, "middling"),), ((2, "middling"), (3, "wide")), ((2, "middling"), (3, "apart"))):
-                sizes = step_sizes(plan, number)
-                expected = table._make_stretches(sizes, limits)
-                assert table.stretches(plan, number, False, limits) == expected
-                assert table.stretches(plan, number, True, limits) == expected[::-1]
-                many += table._find_stretches(plan, number, limits) is None
-    assert many
 
 
 def test_the_largest_step_is_told() -> None:

@@ -105,21 +105,6 @@ def largest_step_natively(plan: Plan, number: int) -> int | None:
     return None if made is None else made.numbers[made.layout.largest_step(number)]
 
 
-def stretches_natively(plan: Plan, number: int, limits: Ints, most: int) -> list[int] | None:
-    """Runs of a group's steps of sizes that reach the same of some limits: first step, last step, how many limits, and so on.
-
-    None where there are more than `most`, and for plans that were not made in C.
-    """
-    made = native(plan)
-    if made is None:
-        return None
-    runs, at, start = np.empty(3 * most, dtype=np.int32), made.layout.steps(number, 0), address(made.buffer)
-    types, end, lo, _, hi, _ = made.numbers[at : at + 6]
-    given = start + 4 * lo, start + 4 * hi, end - types, address(limits), len(limits), most, address(runs)
-    found = library().weft_stretches(*given)
-    return runs[: 3 * found].tolist() if found <= most else None
-
-
 def owners_natively(plan: Plan, number: int) -> Ints | None:
     """The row that each edge of read `number` belongs to; None for plans that were not made in C."""
     made = native(plan)

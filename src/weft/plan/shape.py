@@ -119,7 +119,8 @@ class NativePlan(Plan):
     buffer: Ints
     numbers: list[int]
     """As `fill_views` in `c/tables.c` has put them together."""
-    numbers_address: int
+    place: int
+    """Where the buffer is."""
     back: Ints | None = None
     """What `weft_returns` has found."""
     back_numbers: list[int] = []  # noqa: RUF012  # nobody adds to it
@@ -140,7 +141,7 @@ class NativePlan(Plan):
             layout=layout,
             buffer=buffer,
             numbers=numbers,
-            numbers_address=address(buffer) + 4 * at,
+            place=address(buffer),
             group_of=layout.group_of,
             present=layout.present,
             class_of=layout.class_of,

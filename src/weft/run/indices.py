@@ -159,11 +159,12 @@ class Indices:
             self._places += self.there[-1].places
 
     @property
-    def told(self) -> tuple[list[int], list[int], int, int]:
-        """What texts read: the numbers of a plan and of its returns, and the addresses of both on the device."""
+    def told(self) -> tuple[list[int], list[int], int, int, int]:
+        """What texts read: the numbers of a plan and of its returns, their addresses on the device, and the plan's own."""
         plan = native(self.plan)
         assert plan is not None
-        return plan.numbers, plan.back_numbers, self._places[0], self._places[1] if len(self._places) > 1 else 0
+        places = self._places
+        return plan.numbers, plan.back_numbers, places[0], places[1] if len(places) > 1 else 0, plan.place
 
     def texts(self, keys: Iterable[Hashable]) -> dict[Hashable, Told]:
         """Facts that `told` is enough for, by their keys; plans of one recipe have the same."""

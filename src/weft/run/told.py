@@ -1,8 +1,8 @@
 """Facts of plans that were made in C, as texts: what a recipe must know of a plan, read from its numbers and nothing else.
 
 In these texts, which Python and C understand alike, `n` are the numbers of the plan and `b` those of its returns
-(`weft.plan.shape`), `base` and `back` are the addresses of their copies on the device. The slow twins are the functions that
-writers of recipes give for the same facts.
+(`weft.plan.shape`), `base` and `back` are the addresses of their copies on the device, and `host` is that of the plan itself.
+The slow twins are the functions that writers of recipes give for the same facts.
 """
 
 from __future__ import annotations
@@ -93,6 +93,17 @@ class _Telling:
     def first(self, read: int) -> Told:
         return Told(f"n[{self.layout.first_slice(read)}]")
 
+    def steps(self, group: int) -> Told:
+        """Where the first and the last rows of steps are, for C, and how many steps there are."""
+        lo, hi = self.layout.steps(group, 1), self.layout.steps(group, 2)
+        return Told(f"(host + 4 * n[{lo}], host + 4 * n[{hi}], {self._many(lo)})")
+
+    def turns(self, group: int, backward: bool, limits: object) -> Told:
+        return self.steps(group)
+
+    def starts(self, read: int) -> Told:
+        return Told(f"(host + 4 * n[{self.layout.read(read, 3)}])")
+
     def table(self, group: int) -> Told:
         return self._array(self.layout.step_table(group))
 
@@ -148,6 +159,9 @@ FACTS: dict[tuple[Any, ...], Callable[..., Told | None]] = {
     ("bounds", 1, False): _Telling.bounds,
     ("owners", 1, False): _Telling.owners,
     ("first", 1, False): _Telling.first,
+    ("steps", 1, False): _Telling.steps,
+    ("turns", 3, True): _Telling.turns,
+    ("starts", 1, False): _Telling.starts,
     ("table", 1, False): _Telling.table,
     ("widest", 2, False): _Telling.widest,
     ("many", 1, True): _Telling.way_rows,

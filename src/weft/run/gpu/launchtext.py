@@ -36,7 +36,7 @@ def say_launches(
     for text, binding, scratch in zip(members, some.bindings, some.scratch, strict=True):
         arguments += [argument(text, source) for source in binding.parameters.values()]
         arguments += [_scratch(writer, text, value) for value, _ in scratch]
-    turns = writer.fact(("turns", number, backward), lambda indices: stretches(indices.plan, number, backward, limits))
+    turns = writer.fact(("turns", number, backward, limits), lambda indices: stretches(indices.plan, number, backward, limits))
     low, held = "0", ""
     if not interpreted():
         pairs = list(zip(arguments, walk.kinds, strict=True))

@@ -8,7 +8,6 @@ Every line fills the columns of its own type only.
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from weft.graph.program import Ints
-from weft.plan.native import largest_step_natively, step_table_natively, stretches_natively
+from weft.plan.native import largest_step_natively, step_table_natively
 from weft.plan.plan import Plan
 
 FIXED = 5
@@ -73,25 +72,13 @@ def stretches(plan: Plan, number: int, backward: bool, limits: Limits) -> list[S
     """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch."""
     key = ("stretches", number, limits)
     if key not in plan._derived:
-        plan._derived[key] = _find_stretches(plan, number, limits) or _make_stretches(step_sizes(plan, number), limits)
+        plan._derived[key] = _make_stretches(step_sizes(plan, number), limits)
     found = cast(list[Stretch], plan._derived[key])
     return found[::-1] if backward else found
 
 
-def _find_stretches(plan: Plan, number: int, limits: Limits) -> list[Stretch] | None:
-    """Those that C finds."""
-    rows, names = _packed(limits)
-    told = stretches_natively(plan, number, rows, MOST_STRETCHES)
-    return None if told is None else [(told[at], told[at + 1], names[told[at + 2]]) for at in range(0, len(told), 3)]
-
-
-@functools.cache
-def _packed(limits: Limits) -> tuple[Ints, tuple[str, ...]]:
-    return np.array([rows for rows, _ in limits], dtype=np.int32), ("narrow", *(name for _, name in limits))
-
-
 def _make_stretches(sizes: Sequence[int], limits: Limits) -> list[Stretch]:
-    """The slow twin, which also knows what to do where there are many."""
+    """The slow twin of what calls that are lowered do (`onecall/onecall.c`)."""
     least, names = [rows for rows, _ in limits], ["narrow", *(name for _, name in limits)]
     width = [bisect_right(least, size) for size in sizes]
     begins = [at for at, (before, now) in enumerate(pairwise((-1, *width))) if before != now]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from struct import Struct
@@ -17,12 +16,11 @@ from weft.plan.library import address
 from weft.run.gpu.driver import bind_thread
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall.library import functions
-from weft.run.gpu.onecall.note import Given, Noted, kind_of_fact, note
+from weft.run.gpu.onecall.note import LISTS, Given, Noted, kind_of_fact, note
 from weft.run.gpu.onecall.numbers import NotLowered, floor
 from weft.run.gpu.onecall.text import FIRST_KERNEL, FIRST_VARIABLE, OF_KERNEL, Writer
 from weft.run.gpu.onecall.wrapper import wrapper_text
 from weft.run.gpu.sweep import counter
-from weft.run.gpu.table import WIDTHS
 from weft.run.indices import Indices
 from weft.run.recipe import Fact, Recipe
 
@@ -34,18 +32,10 @@ def blas_handle() -> int:
     return handle
 
 
-def _stretches(make: Fact) -> Fact:
-    def found(indices: Indices) -> Any:
-        flat = [number for begin, end, width in make(indices) for number in (begin, end, WIDTHS.index(width))]
-        return array("i", flat)
-
-    return found
-
-
 def _steps(number: Any) -> Fact:
-    def found(indices: Indices) -> tuple[int, int]:
+    def found(indices: Indices) -> tuple[int, int, int]:
         group = indices.plan.groups[number]
-        return address(group.step_lo), address(group.step_hi)
+        return address(group.step_lo), address(group.step_hi), group.steps
 
     return found
 
@@ -56,13 +46,10 @@ def _starts(number: Any) -> Fact:
 
 def _maker(key: Hashable, make: Fact) -> Fact:
     """Of one of a recipe's facts; lists as C reads them."""
-    kind = kind_of_fact(key)
-    if kind == "turns":
-        return _stretches(make)
-    if kind in ("steps", "starts"):
-        assert isinstance(key, tuple)
-        return _steps(key[1]) if kind == "steps" else _starts(key[1])
-    return make
+    if kind_of_fact(key) not in LISTS:
+        return make
+    assert isinstance(key, tuple)
+    return _starts(key[1]) if key[0] == "starts" else _steps(key[1])
 
 
 def _makers(recipe: Recipe, before: Recipe | None) -> dict[str, tuple[Hashable, Fact]]:

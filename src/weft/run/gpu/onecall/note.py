@@ -115,7 +115,8 @@ class _Absent:
 
 def _stand_in(recorder: Recorder, name: str, key: Hashable, fact: Any) -> Any:
     if kind_of_fact(key) in LISTS:
-        return LISTS[kind_of_fact(key)](recorder, name)
+        assert isinstance(key, tuple)
+        return LISTS[kind_of_fact(key)](recorder, name, *key[1:])
     if isinstance(fact, int):
         return recorder.number(name, fact)
     return recorder.given(name, fact, True)

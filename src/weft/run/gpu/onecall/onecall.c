@@ -49,11 +49,48 @@ static int64_t place(int count, const int64_t *bytes, const int *born, const int
     return end;
 }
 
-static int64_t widest(const int32_t *turns, int64_t count, const int32_t *lo, const int32_t *hi) {
+/* The rows of a group's steps. How many of the limits, which ascend, a step's rows reach tells its width. */
+struct steps { const int32_t *lo, *hi; int64_t count; int limits; const int32_t *limit, *width; int one; };
+/* Steps of one width, and which that is. */
+struct stretch { int64_t begin, end; int32_t width; };
+
+static int reached(const struct steps *s, int64_t rows) {
+    int found = 0;
+    while (found < s->limits && rows >= s->limit[found]) found++;
+    return found;
+}
+
+/* Where the width changes all the time, and no step runs apart, all steps are one stretch: of the width of the mean step. */
+static struct steps steps_of(const int32_t *lo, const int32_t *hi, int64_t count, int limits, const int32_t *limit,
+                             const int32_t *width) {
+    struct steps s = {lo, hi, count, limits, limit, width, -1};
+    int64_t changes = 0, rows = 0;
+    int before = -1, apart = 0;
+    for (int64_t at = 0; at < count; at++) {
+        int now = reached(&s, hi[at] - lo[at]);
+        changes += now != before, before = now;
+        rows += hi[at] - lo[at], apart |= width[now] == APART;
+    }
+    if (changes > MOST_STRETCHES && !apart)
+        for (s.one = 0; s.one < limits && limit[s.one] * count <= rows;) s.one++;
+    return s;
+}
+
+/* The next stretch in the order in which steps run; before the first one, `t` is {count, 0}. */
+static int next_stretch(const struct steps *s, int backward, struct stretch *t) {
+    if (backward ? !t->begin : t->end == s->count) return 0;
+    int64_t by = backward ? -1 : 1, first = backward ? t->begin - 1 : t->end, at = first;
+    int mine = s->one >= 0 ? s->one : reached(s, s->hi[at] - s->lo[at]);
+    while (at + by >= 0 && at + by < s->count && (s->one >= 0 || reached(s, s->hi[at + by] - s->lo[at + by]) == mine)) at += by;
+    *t = (struct stretch){backward ? at : first, (backward ? first : at) + 1, s->width[mine]};
+    return 1;
+}
+
+static int64_t widest(struct steps s) {
     int64_t found = 0;
-    for (int64_t turn = 0; turn < count; turn++)
-        if (turns[3 * turn + 2] == APART)
-            for (int64_t at = turns[3 * turn]; at < turns[3 * turn + 1]; at++)
-                if (hi[at] - lo[at] > found) found = hi[at] - lo[at];
+    for (int64_t at = 0; at < s.count; at++) {
+        int64_t rows = s.hi[at] - s.lo[at];
+        if (rows > found && s.width[s.one >= 0 ? s.one : reached(&s, rows)] == APART) found = rows;
+    }
     return found;
 }

@@ -10,6 +10,7 @@ from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall.blocks import Block, Either, Storage
 from weft.run.gpu.onecall.numbers import Size
 from weft.run.gpu.sweep import Walk
+from weft.run.gpu.table import Limits
 
 
 @dataclass(eq=False)
@@ -55,13 +56,13 @@ class Turns:
     """
 
     turns: str
-    """The variable of the stretches."""
+    """The variable of the steps' rows."""
+    limits: Limits
+    """Which tell how wide a step is."""
     walk: Walk
     arguments: list[Size | Block]
     """Of the sweep: the table first."""
     apart: list[Operation] = field(default_factory=list)
-    steps: str | None = None
-    """The variable of the steps' rows."""
 
 
 Operation = Launch | Product | Fill | Copy | Turns

@@ -17,6 +17,7 @@ from weft.run.gpu.onecall.blocks import Block, Either, Pointer, Storage, strides
 from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns
 from weft.run.gpu.sweep import Walk
+from weft.run.gpu.table import Limits
 
 
 class Recorder:
@@ -166,7 +167,7 @@ class Recorder:
         """As `Walk.start`."""
         found = [one.block if isinstance(one, Pointer) else one for one in (table, *arguments)]
         if isinstance(turns, Stretches):
-            self.say(Turns(turns.name, walk, found))
+            self.say(Turns(turns.name, turns.limits, walk, found))
         else:
             self.stretches[-1].walk, self.stretches[-1].arguments = walk, found
 
@@ -257,13 +258,13 @@ class _Unknown:
 class Stretches:
     """Stands for a list of stretches, in a loop over both kinds: of kernels, and of steps that run apart."""
 
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self.recorder, self.name = recorder, name
+    def __init__(self, recorder: Recorder, name: str, number: int, backward: bool, limits: Limits) -> None:
+        self.recorder, self.name, self.limits = recorder, name, limits
 
     def __iter__(self) -> Iterator[Any]:
         recorder = self.recorder
         begin, end = Number("begin", recorder.example), Number("end", recorder.example)
-        turns = Turns(self.name, None, [])  # type: ignore[arg-type]  # the walk is told in the loop
+        turns = Turns(self.name, self.limits, None, [])  # type: ignore[arg-type]  # the walk is told in the loop
         recorder.stretches.append(turns)
         yield begin, end, "kernels"
         yield begin, end, "apart"
@@ -274,18 +275,17 @@ class Stretches:
 class Steps:
     """Stands for the rows of each step."""
 
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self.recorder, self.name = recorder, name
+    def __init__(self, recorder: Recorder, name: str, number: int) -> None:
+        self.recorder = recorder
 
     def __getitem__(self, at: Any) -> tuple[Number, Number]:
-        self.recorder.stretches[-1].steps = self.name
         return Number("lo", self.recorder.example), Number("hi", self.recorder.example)
 
 
 class PerStep:
     """Stands for one number for each step."""
 
-    def __init__(self, recorder: Recorder, name: str) -> None:
+    def __init__(self, recorder: Recorder, name: str, number: int) -> None:
         self.recorder, self.name = recorder, name
 
     def __getitem__(self, at: Any) -> Number:

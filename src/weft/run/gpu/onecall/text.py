@@ -15,7 +15,7 @@ from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import NotLowered, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns, storages_of
 from weft.run.gpu.sweep import Walk
-from weft.run.gpu.table import WIDTHS
+from weft.run.gpu.table import MOST_STRETCHES, WIDTHS
 
 ROOM = 256
 """Bytes: blocks of working memory start at multiples of this."""
@@ -29,6 +29,7 @@ FIRST_VARIABLE = 4
 PRELUDE = f"""#define FIRST_KERNEL {FIRST_KERNEL}
 #define OF_KERNEL {OF_KERNEL}
 #define APART {WIDTHS.index("apart")}
+#define MOST_STRETCHES {MOST_STRETCHES}
 """ + Path(__file__).with_name("onecall.c").read_text(encoding="utf-8")
 
 KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}
@@ -154,8 +155,7 @@ int64_t weft_call(const int64_t *a, char *room) {{
             if turns is None:
                 lines.append(f"    bytes[{at}] = {size};")
             else:
-                many = f"widest({turns.turns}, {turns.turns}_n, {turns.steps}, {turns.steps}_hi)"
-                lines.append(f"    {{ const int64_t lo = 0, hi = {many}; bytes[{at}] = {size}; }}")
+                lines.append(f"    {{ const int64_t lo = 0, hi = widest({self._steps(turns)}); bytes[{at}] = {size}; }}")
         born = ", ".join(str(first) for first, _ in self.working.values()) or "0"
         dead = ", ".join(str(last) for _, last in self.working.values()) or "0"
         lines.append(f"    static const int born[] = {{{born}}}, dead[] = {{{dead}}};")
@@ -170,10 +170,9 @@ int64_t weft_call(const int64_t *a, char *room) {{
         for operation in self.operations:
             if isinstance(operation, Turns):
                 first = self._sweep(operation)
-                lines.append(f"    for (int64_t turn = 0; turn < {operation.turns}_n; turn++) {{")
-                lines.append(f"        const int64_t width = {operation.turns}[3 * turn + 2];")
-                there = f"h[{FIRST_KERNEL} + {OF_KERNEL} * ({first} + width)]"
-                lines.append(f"        if (width < {len(WIDTHS) - 1} && !{there}) return -2 - ({first} + width);")
+                there = f"h[{FIRST_KERNEL} + {OF_KERNEL} * ({first} + t.width)]"
+                lines += self._each_stretch(operation, "    ")
+                lines.append(f"        if (t.width != APART && !{there}) return -2 - ({first} + t.width);")
                 lines.append("    }")
         return "\n".join(lines)
 
@@ -262,24 +261,33 @@ int64_t weft_call(const int64_t *a, char *room) {{
         self.text.kernels += [((turns.walk, width), (), kinds, aligned) for width in WIDTHS[:-1]]
         return first
 
+    def _steps(self, turns: Turns) -> str:
+        """The steps of a group in C, in terms of given arrays."""
+        name, limits = turns.turns, turns.limits
+        self.arrays |= {name: None, f"{name}_hi": None}
+        rows = ", ".join(str(rows) for rows, _ in limits) or "0"
+        widths = ", ".join(str(WIDTHS.index(width)) for width in ("narrow", *(width for _, width in limits)))
+        arrays = f"(const int32_t[]){{{rows}}}, (const int32_t[]){{{widths}}}"
+        return f"steps_of({name}, {name}_hi, {name}_n, {len(limits)}, {arrays})"
+
+    def _each_stretch(self, turns: Turns, indent: str) -> list[str]:
+        """The head of a loop over stretches `t`."""
+        name = f"{turns.turns}_steps"
+        head = f"for (struct stretch t = {{{name}.count, 0}}; next_stretch(&{name}, {int(turns.walk.backward)}, &t);) {{"
+        return [f"{indent}const struct steps {name} = {self._steps(turns)};", f"{indent}{head}"]
+
     def _turns(self, turns: Turns, indent: str) -> None:
         name, first, deeper = turns.turns, self._sweep(turns), indent + "        "
-        self.arrays[name] = None
-        self.lines += [
-            f"{indent}for (int64_t turn = 0; turn < {name}_n; turn++) {{",
-            f"{indent}    int32_t begin = {name}[3 * turn], end = {name}[3 * turn + 1], width = {name}[3 * turn + 2];",
-            f"{indent}    if (width < {len(WIDTHS) - 1}) {{",
-        ]
+        self.lines += self._each_stretch(turns, indent)
+        self.lines.append(f"{indent}    int32_t begin = t.begin, end = t.end;")
+        self.lines.append(f"{indent}    if (t.width != APART) {{")
         self._arguments(turns.arguments, deeper, ("&begin", "&end", "&counter"))
-        self.lines.append(f"{deeper}failed |= launch_together(h, {first} + width, stream, v);")
+        self.lines.append(f"{deeper}failed |= launch_together(h, {first} + t.width, stream, v);")
         self.lines.append(f"{indent}    }}")
         if turns.apart:
-            steps = turns.steps
-            assert steps is not None
-            self.arrays |= {steps: None, f"{steps}_hi": None}
             order = "at = end - 1; at >= begin; at--" if turns.walk.backward else "at = begin; at < end; at++"
             self.lines.append(f"{indent}    else for (int64_t {order}) {{")
-            self.lines.append(f"{deeper}const int64_t lo = {steps}[at], hi = {steps}_hi[at];")
+            self.lines.append(f"{deeper}const int64_t lo = {name}[at], hi = {name}_hi[at];")
             for operation in turns.apart:
                 self._operation(operation, deeper)
             self.lines.append(f"{indent}    }}")

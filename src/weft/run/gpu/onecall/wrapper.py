@@ -9,7 +9,7 @@ from typing import Any
 from weft.run.gpu.onecall.blocks import Block, Storage, same, strides_of
 from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import Size
-from weft.run.gpu.onecall.record import PerStep, Steps, Stretches
+from weft.run.gpu.onecall.record import PerStep, Stretches
 from weft.run.told import Told
 
 LISTS = {"t": "tensors", "s": "saved", "g": "grads"}
@@ -35,7 +35,7 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
     body = [*checks, *memory, *later]
     names = sorted(set(re.findall(r"\b[tsgf]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
     given = [name for name in kinds if name not in texts]
-    heads = ["n", "b", "base", "back"] * bool(texts) + given
+    heads = ["n", "b", "base", "back", "host"] * bool(texts) + given
     opening = [f"({', '.join(heads)},) = facts"] * bool(heads)
     opening += [f"{name} = {_given(name, texts)}" for name in names if name not in given]
     lines = "".join(f"    {line}\n" for line in [*opening, *body])
@@ -58,9 +58,7 @@ def _value(name: str, kinds: dict[str, type], texts: Mapping[str, Told]) -> str:
     base = re.sub(r"_(rows|n|hi)$", "", name)
     kind = kinds.get(base)
     if kind is Stretches:
-        return f"len({base}) // 3" if name.endswith("_n") else f"{base}.buffer_info()[0]"
-    if kind is Steps:
-        return f"{base}[{int(name.endswith('_hi'))}]"
+        return f"{base}[{('', '_hi', '_n').index(name.removeprefix(base))}]"
     if kind in (PerStep, int) or name.endswith("_rows") or name in texts or name == "owned":
         return name
     return f"{name}.data_ptr()"
