@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 
 import weft
@@ -16,7 +17,7 @@ from weft.plan.library import address
 from weft.plan.native import device_parts
 from weft.plan.plan import Plan
 from weft.plan.returns import returns
-from weft.run.gpu.pinned import SIZE, SLOTS, Ring
+from weft.run.gpu.pinned import SIZE, SLOTS, Driver, Ring
 from weft.run.gpu.table import step_table
 from weft.run.indices import Indices
 from weft.run.options import DEFAULT
@@ -79,25 +80,38 @@ def test_a_plan_that_was_used_without_gradients_gets_its_way_back_later() -> Non
     assert indices.tensor(single).untyped_storage().data_ptr() == indices.there[1].memory.untyped_storage().data_ptr()
 
 
-class Slow:
-    """A driver that copies when it is told to, not when it is asked to."""
+class Slow(Driver):
+    """Copies when it is told to, not when it is asked to."""
 
     def __init__(self) -> None:
-        self.pending: list[tuple[int, int, int, int]] = []
+        self.pending: dict[int, tuple[int, int, int]] = {}
+        self.asked: tuple[int, int, int] | None = None
         self.events = 0
+        calls = ctypes.CFUNCTYPE(*[ctypes.c_int, ctypes.c_int64]), ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 4)
+        self.kept = (
+            calls[0](self.wait),
+            calls[1](self.copy),
+            ctypes.CFUNCTYPE(*[ctypes.c_int] + [ctypes.c_int64] * 2)(self.record),
+        )
+        self.functions = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in self.kept]
 
     def event(self) -> int:
         self.events += 1
         return self.events - 1
 
-    def wait(self, event: int) -> None:
-        for into, source, count, after in list(self.pending):
-            if after == event:
-                ctypes.memmove(into, source, count)
-                self.pending.remove((into, source, count, after))
+    def wait(self, event: int) -> int:
+        if event in self.pending:
+            ctypes.memmove(*self.pending.pop(event))
+        return 0
 
-    def copy(self, into: int, source: int, count: int, stream: int, event: int) -> None:
-        self.pending.append((into, source, count, event))
+    def copy(self, into: int, source: int, count: int, stream: int) -> int:
+        self.asked = into, source, count
+        return 0 if stream == 7 else 1
+
+    def record(self, event: int, stream: int) -> int:
+        assert self.asked is not None
+        self.pending[event] = self.asked
+        return 0
 
 
 def test_pinned_memory_is_used_again_when_its_copy_is_done() -> None:
@@ -106,8 +120,14 @@ def test_pinned_memory_is_used_again_when_its_copy_is_done() -> None:
     sent = [np.full(5, number, dtype=np.int32) for number in range(3 * SLOTS)]
     found = [torch.zeros(8, dtype=torch.int32) for _ in sent]
     for array, place in zip(sent, found, strict=True):
-        ring.send([(address(array), 8, 0), (address(array) + 8, 12, 16)], place.data_ptr(), 28, 0)
+        ring.send([(address(array), 8, 0), (address(array) + 8, 12, 16)], place.data_ptr(), 28, 7)
     for event in range(SLOTS):
         driver.wait(event)
     for number, place in enumerate(found):
         assert place.tolist() == [number, number, *place[2:4].tolist(), number, number, number, 0]
+
+
+def test_a_copy_that_the_driver_refuses_is_an_error() -> None:
+    ring = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8), Slow())
+    with pytest.raises(RuntimeError, match=r"CUDA refused a copy \(code 1\)"):
+        ring.send([], 0, 0, 5)

@@ -30,7 +30,8 @@ def run_batched(call: Call) -> list[Tensor]:
             execution.give_back(outputs)
             execution.forget()
             return outputs
-        results = _apply(_Batched, execution, *execution.tensors)
+        apply = _Batched.apply if _C._are_functorch_transforms_active() else _apply_plainly
+        results = apply(execution, *execution.tensors)
         execution.tensors = []
         return list(results)
 
@@ -54,7 +55,7 @@ class _Batched(torch.autograd.Function):
     def forward(ctx: Any, execution: Execution, *tensors: Tensor) -> tuple[Tensor, ...]:
         outputs = execution.forward(tensors)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(out for out in outputs if not (out.is_floating_point() or out.is_complex())))
+        ctx.mark_non_differentiable(*[out for out in outputs if not (out.is_floating_point() or out.is_complex())])
         ctx.count = len(tensors)
         ctx.save_for_backward(*tensors, *execution.pack())
         ctx.execution = execution
@@ -74,6 +75,10 @@ class _Batched(torch.autograd.Function):
             behind = [tensor for tensor in (*saved[: ctx.count], *grads) if tensor is not None and tensor.requires_grad]
             results = [None if grad is None else _apply(Once, *behind, grad) for grad in results]
         return None, *results
+
+
+# What `apply` does where no torch.func transforms are active, after it has looked for traces of them.
+_apply_plainly: Any = super(torch.autograd.Function, _Batched).apply
 
 
 class Once(torch.autograd.Function):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import subprocess
 import threading
+from array import array
 from collections.abc import Sequence
-from typing import Any, Protocol
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from weft.cc import build, compiler
 from weft.run.gpu.driver import DRIVER, bind_thread, function
 
 SLOTS, SIZE = 16, 1 << 20
@@ -18,37 +24,20 @@ Part = tuple[int, int, int]
 """Address and bytes of something to copy, and where in the copy it goes."""
 
 
-class Copier(Protocol):
-    """What a ring asks of a driver."""
-
-    def event(self) -> Any: ...
-    def wait(self, event: Any) -> None: ...
-    def copy(self, into: int, source: int, count: int, stream: int, event: Any) -> None: ...
-
-
-class CudaCopier:
-    """The driver itself."""
+class Driver:
+    """What a ring asks of the driver: three functions, by their addresses, and events that tell when a copy is done."""
 
     def __init__(self) -> None:
-        names = ("cuEventCreate", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuEventRecord")
-        found = [function(DRIVER, name) for name in names]
-        if None in found:
+        found = [function(DRIVER, name) for name in ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuEventRecord")]
+        self._create = function(DRIVER, "cuEventCreate")
+        if self._create is None or None in found:
             raise LookupError("no driver")
-        self._create, self._wait, self._copy, self._record = found
-        self._copy.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64]
-        self._record.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
-        self._wait.argtypes = [ctypes.c_uint64]
+        self.functions = [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in found]
 
     def event(self) -> int:
         made = ctypes.c_uint64()
         _check(self._create(ctypes.byref(made), 2))  # it need not tell the time
         return made.value
-
-    def wait(self, event: int) -> None:
-        _check(self._wait(event))
-
-    def copy(self, into: int, source: int, count: int, stream: int, event: int) -> None:
-        _check(self._copy(into, source, count, stream) or self._record(event, stream))
 
 
 def _check(code: int) -> None:
@@ -59,29 +48,42 @@ def _check(code: int) -> None:
 class Ring:
     """Pinned memory of one device."""
 
-    def __init__(self, memory: torch.Tensor, copier: Copier) -> None:
-        self.memory, self.copier, self.lock, self.turn = memory, copier, threading.Lock(), 0
-        self.events = [copier.event() for _ in range(SLOTS)]
+    def __init__(self, memory: torch.Tensor, driver: Driver) -> None:
+        self.memory, self.lock, self.turn = memory, threading.Lock(), 0
+        self.start, self.events = memory.data_ptr(), [driver.event() for _ in range(SLOTS)]
+        self.functions = (ctypes.c_int64 * len(driver.functions))(*driver.functions)
+        self._send = _sender()
 
     def send(self, parts: Sequence[Part], into: int, count: int, stream: int) -> None:
         """Copy parts to a place on the device, as one copy of `count` bytes on a stream. The host does not wait for it."""
+        told = array("q", chain.from_iterable(parts))
         with self.lock:
             turn, self.turn = self.turn, (self.turn + 1) % SLOTS
-            slot = self.memory.data_ptr() + turn * SIZE
-            self.copier.wait(self.events[turn])
-            for source, size, at in parts:
-                ctypes.memmove(slot + at, source, size)
-            self.copier.copy(into, slot, count, stream, self.events[turn])
+            given = self.start + turn * SIZE, into, count, stream, self.events[turn], len(parts), told.buffer_info()[0]
+            _check(self._send(self.functions, *given))
+
+
+@functools.cache
+def _sender() -> Any:
+    path = compiler()
+    if path is None:
+        raise LookupError("no compiler")
+    try:
+        send = build(path, Path(__file__).with_name("pinned.c").read_text(encoding="utf-8"), "-O1").weft_send
+    except (OSError, subprocess.SubprocessError):
+        raise LookupError("a compiler that cannot") from None
+    send.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_long, ctypes.c_int64]
+    return send
 
 
 _rings: dict[torch.device, Ring | None] = {}
 
 
 def ring(device: torch.device) -> Ring | None:
-    """The ring of a device; None where there is no driver to ask, and while launches are captured instead of run."""
+    """The ring of a device; None without driver or compiler, and while launches are captured instead of run."""
     if device not in _rings:
         try:
-            _rings[device] = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8, pin_memory=True), CudaCopier())
+            _rings[device] = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8, pin_memory=True), Driver())
         except LookupError:
             _rings[device] = None
     if torch.cuda.is_current_stream_capturing():
