@@ -66,11 +66,13 @@ class Driver:
         """As the library multiplies single numbers: matrices lie column by column."""
         try:
             self.products += 1
-            _, first, second, m, n, k, _, a, apart_a, b, apart_b, _, c, apart_c = given
+            _, first, second, m, n, k, _, a, apart_a, b, apart_b, kept, c, apart_c = given
             one = _matrix(a, apart_a, *((k, m) if first else (m, k)))
             other = _matrix(b, apart_b, *((n, k) if second else (k, n)))
             one, other = (one.T if first else one), (other.T if second else other)
-            _matrix(c, apart_c, m, n)[:] = (torch.from_numpy(one.copy()) @ torch.from_numpy(other.copy())).numpy()
+            product = (torch.from_numpy(one.copy()) @ torch.from_numpy(other.copy())).numpy()
+            out = _matrix(c, apart_c, m, n)
+            out[:] = product + out if _numbers(kept, 1, np.float32)[0] else product
         except BaseException as error:
             self.errors.append(error)
         return 0

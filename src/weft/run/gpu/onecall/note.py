@@ -11,8 +11,9 @@ from torch import Tensor
 
 from weft.run.gpu.onecall.blocks import Block, Storage, same
 from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
-from weft.run.gpu.onecall.operations import Operation
+from weft.run.gpu.onecall.operations import Operation, storages_of
 from weft.run.gpu.onecall.record import PerStep, Recorder, Steps, Stretches
+from weft.run.gpu.onecall.thrifty import Memory, added_up, in_thrifty_order
 from weft.run.recipe import Recipe
 
 LISTS = {"turns": Stretches, "steps": Steps, "starts": PerStep}
@@ -74,7 +75,36 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
             raise NotLowered("a result that is given")
         brought.setdefault(storage, block.shape if _whole(block) else storage.sizes)
     kinds = {f"f{at}": _kind(one) for at, one in enumerate(numbers)}
-    return Noted(recorder, recorder.operations, results, brought, kinds, _spent(before, saved))
+    spent = _spent(before, saved)
+    operations = added_up(recorder.operations, [*brought])
+    operations = in_thrifty_order(operations, _memory(operations, recorder, before, spent, [*brought]))
+    return Noted(recorder, operations, results, brought, kinds, spent)
+
+
+def _memory(
+    operations: Sequence[Operation],
+    recorder: Recorder,
+    before: Noted | None,
+    spent: Sequence[tuple[Block, list[str]]],
+    results: Sequence[Storage],
+) -> Memory:
+    """Whose memory operations use. Of what forward kept, some is part of the same memory."""
+    kept: Sequence[Block] = () if before is None else before.results[1]
+    whose: dict[str, Hashable] = {f"s{at}": block.storage for at, block in enumerate(kept)}
+    owners: dict[Storage, Hashable | None] = {}
+    sizes: dict[Hashable, int] = {whose[names[0]]: _size(recorder, block.numel(), block.dtype) for block, names in spent}
+    for storage in dict.fromkeys(one for operation in operations for one in storages_of(operation)):
+        if storage.count is not None:
+            owners[storage] = storage
+            sizes[storage] = 0 if storage in recorder.inside else _size(recorder, storage.count, storage.dtype)
+        else:
+            owners[storage] = whose.get(storage.name, "kept") if storage.name.startswith("s") else None
+    return Memory(owners, sizes, frozenset(whose.values()) & sizes.keys(), frozenset(results))
+
+
+def _size(recorder: Recorder, count: Size, dtype: torch.dtype) -> int:
+    """Bytes in the call that is looked at."""
+    return recorder.example.value(count) * dtype.itemsize
 
 
 def _spent(before: Noted | None, saved: Sequence[Block]) -> list[tuple[Block, list[str]]]:

@@ -28,13 +28,20 @@ class Example:
     def decide(self, text: str) -> bool:
         """Whether something is so; calls in which it is otherwise are told apart by a guard."""
         try:
-            found = bool(eval(text, {"FLOOR": floor}, self.values))
+            found = bool(self._evaluated(text))
         except NameError:
             raise NotLowered(f"a decision that differs from step to step: {text}") from None
         guard = text if found else f"not ({text})"
         if guard not in self.guards:
             self.guards.append(guard)
         return found
+
+    def value(self, size: Size) -> int:
+        """What a size is in this call."""
+        return size if isinstance(size, int) else int(self._evaluated(size.text))
+
+    def _evaluated(self, text: str) -> Any:
+        return eval(text, {"FLOOR": floor}, self.values)
 
 
 class Number:

@@ -25,27 +25,39 @@ static int launch_together(const int64_t *h, int kernel, void *stream, void **ar
 /* Memory that nobody uses from one operation to another, and as much of it as there is. */
 struct spare { char *start; int64_t bytes; int first, last; };
 
-/* First fit, in spare memory before any other: memory of the same time must lie apart. */
+/* The largest first, each where it fits closest: in spare memory before any other. Memory of the same time must lie apart. */
 static int64_t place(int count, const int64_t *bytes, const int *born, const int *dead,
                      int spares, const struct spare *spare, char *room, char **at) {
     int64_t end = 0, start[count + 1];
-    int where[count + 1];
-    for (int i = 0; i < count; i++)
+    int where[count + 1], order[count + 1];
+    for (int i = 0; i < count; i++) {
+        int k = i;
+        for (; k > 0 && bytes[order[k - 1]] < bytes[i]; k--) order[k] = order[k - 1];
+        order[k] = i;
+    }
+    for (int n = 0; n < count; n++) {
+        const int i = order[n];
+        where[i] = -1;
         for (int r = 0; r <= spares; r++) {
+            if (r == spares && where[i] >= 0) break;
             if (r < spares && (born[i] < spare[r].first || dead[i] > spare[r].last)) continue;
-            start[i] = 0;
-            for (int j = 0; j < i; j++)
+            if (r < spares && where[i] >= 0 && spare[where[i]].bytes <= spare[r].bytes) continue;
+            int64_t first = 0;
+            for (int m = 0; m < n; m++) {
+                const int j = order[m];
                 if (where[j] == r && born[i] <= dead[j] && born[j] <= dead[i]
-                    && start[i] < start[j] + bytes[j] && start[j] < start[i] + bytes[i]) {
-                    start[i] = start[j] + bytes[j];
-                    j = -1;
+                    && first < start[j] + bytes[j] && start[j] < first + bytes[i]) {
+                    first = start[j] + bytes[j];
+                    m = -1;
                 }
-            if (r < spares && start[i] + bytes[i] > spare[r].bytes) continue;
+            }
+            if (r < spares && first + bytes[i] > spare[r].bytes) continue;
             where[i] = r;
-            at[i] = (r < spares ? spare[r].start : room) + start[i];
-            if (r == spares && start[i] + bytes[i] > end) end = start[i] + bytes[i];
-            break;
+            start[i] = first;
         }
+        at[i] = (where[i] < spares ? spare[where[i]].start : room) + start[i];
+        if (where[i] == spares && start[i] + bytes[i] > end) end = start[i] + bytes[i];
+    }
     return end;
 }
 

@@ -26,11 +26,12 @@ class Launch:
 
 @dataclass(eq=False)
 class Product:
-    """out = one @ other."""
+    """out = one @ other; or, where it `adds`, out += one @ other."""
 
     one: Block
     other: Block
     out: Block
+    adds: bool = False
 
 
 @dataclass(eq=False)

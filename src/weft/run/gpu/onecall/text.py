@@ -237,14 +237,14 @@ int64_t weft_call(const int64_t *a, char *room) {{
         (how_one, apart_one), (how_other, apart_other) = _layout(one), _layout(other)
         a, b, c = self._address(other), self._address(one), self._address(out)
         shape = f"{how_other}, {how_one}, {columns}, {rows}, {inner}"
-        self.lines.append(f"{indent}{{ const float one = 1, zero = 0;")
+        self.lines.append(f"{indent}{{ const float one = 1, kept = {int(product.adds)};")
         if out.dtype is torch.float32:
-            call = f"((single_product)h[2])(blas, {shape}, &one, {a}, {apart_other}, {b}, {apart_one}, &zero, {c}, {columns})"
+            call = f"((single_product)h[2])(blas, {shape}, &one, {a}, {apart_other}, {b}, {apart_one}, &kept, {c}, {columns})"
         elif out.dtype in (torch.float16, torch.bfloat16):
             kind = KINDS[out.dtype]
             call = (
                 f"((mixed_product)h[3])(blas, {shape}, &one, {a}, {kind}, {apart_other}, {b}, {kind}, {apart_one}, "
-                f"&zero, {c}, {kind}, {columns}, {IN_SINGLE}, 99)"
+                f"&kept, {c}, {kind}, {columns}, {IN_SINGLE}, 99)"
             )
         else:
             raise NotLowered(f"a product of {out.dtype}")
