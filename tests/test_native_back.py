@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -97,3 +97,21 @@ def test_a_graph_that_is_kept_can_be_gone_through_twice(general: list[int]) -> N
     again = torch.autograd.grad(first.sum() + second.sum(), parameters)
     assert len(general) == before
     assert all(torch.equal(one, two) for one, two in zip(once, again, strict=True))
+
+
+def test_a_recipe_runs_only_what_comes_back_as_it_was_written_for() -> None:
+    """Which examples take the longer way decides whether gradients come back as a slice; numbers of rows are equal."""
+    torch.manual_seed(0)
+    shared, longer = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+    weights = [*shared.parameters(), *longer.parameters()]
+
+    def fn(x: Tensor, is_long: bool) -> Tensor:
+        h = torch.tanh(shared(x))
+        return (longer(h) if is_long else h) * 1.5
+
+    net = weft.batched(fn)
+    for flags in [*product([False, True], repeat=3)] * 2 + [*product([False, True], repeat=4)] * 2:
+        x, cotangent = torch.randn(2, len(flags), 4, dtype=torch.float64)
+        found = torch.autograd.grad((net(x, list(flags)) * cotangent).sum(), weights, allow_unused=True)
+        expected = torch.autograd.grad((torch.stack(list(map(fn, x, flags))) * cotangent).sum(), weights, allow_unused=True)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -9,8 +9,10 @@ type, which class rows it gathers; where these are consecutive, the gather is a 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +119,12 @@ class Plan:
     max_rows: int | None = None
     """No step is longer than this, where it is given."""
     _derived: dict[object, object] = field(default_factory=dict, repr=False)
+
+    def unseen(self) -> Self:
+        """The same plan, of which nothing has been found out yet; what is found out about it the plan does not know."""
+        twin = copy(self)
+        twin._derived = {}
+        return twin
 
     @cached_property
     def row(self) -> Ints:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
-from weft.plan.native import device_parts, owners_natively
+from weft.plan.native import device_parts, find_returns, owners_natively
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 from weft.plan.shape import native
@@ -175,14 +175,15 @@ class Indices:
         mine = [key for key in keys if not (fed and isinstance(key, tuple) and key[0] == "fed rows")]
         return texts_of(mine, plan.layout, plan.back_traits or ())
 
-    @property
-    def traits(self) -> Hashable | None:
+    def traits(self, back: bool) -> Hashable | None:
         """What decides everything about a plan that its numbers of rows do not: plans of equal traits answer alike.
 
-        None where that is not known.
+        `back`: also about what comes back to whom. None where that is not known.
         """
         plan = native(self.plan)
-        return None if plan is None else (plan.layout, plan.back_traits, plan.program.feed is None)
+        if plan is None or (back and find_returns(plan) is None):
+            return None
+        return plan.layout, plan.back_traits if back else None, plan.program.feed is None
 
     def _arrays(self, training: bool) -> list[Ints]:
         plan = self.plan

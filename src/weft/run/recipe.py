@@ -49,6 +49,8 @@ class Recipe:
     source: str
     about: Any = None
     """What the writer of another recipe must know of this one."""
+    goes_back: bool = False
+    """Whether questions are about what comes back to whom, too."""
     whole: dict[Any, Any] = field(default_factory=dict)
     """The recipe as one call of C, by device and what ran before it."""
 
@@ -56,7 +58,7 @@ class Recipe:
 
     def suits(self, indices: Indices) -> bool:
         """Whether a plan is of the kind that this was written for."""
-        traits = indices.traits
+        traits = indices.traits(self.goes_back)
         if traits is None:
             return self._answers(indices, self.asked)
         suits = self._suited.get(traits)
@@ -152,7 +154,7 @@ class Writer:
         exec(compile(text, "weft_recipe.py", "exec"), space)
         earlier = {} if self.before is None else {key: at for at, key in enumerate(self.before.makers)}
         makers = {key: earlier.get(key, make) for key, (_, make) in facts.items()}
-        return Recipe(space["recipe"], self._asked, frozenset(self._by_rows), makers, text, about)
+        return Recipe(space["recipe"], self._asked, frozenset(self._by_rows), makers, text, about, self.before is not None)
 
 
 _NAME = re.compile(r"\bx\d+\b")
