@@ -17,7 +17,7 @@ import torch
 from weft.cc import build, compiler
 from weft.run.gpu.driver import DRIVER, bind_thread, function
 
-SLOTS, SIZE = 16, 1 << 20
+SLOTS, SIZE = 8, 1 << 22
 """How many copies may be under way, and the bytes of each; more goes torch's way."""
 
 Part = tuple[int, int, int]
