@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from weft.data.batch import Batch
 from weft.errors import TypeMismatch
 from weft.lazy.arguments import Argument, Shared, split
+from weft.lazy.blame import name_example
 from weft.lazy.cached import CachedBatch, clear
 from weft.lazy.chains import Flags
 from weft.lazy.changes import check_shown, check_unchanged
@@ -29,6 +30,7 @@ from weft.lazy.pools import places_of
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
+from weft.lazy.transforms import is_transformed
 from weft.lazy.views import Views
 from weft.run.calls import Group
 from weft.run.options import Options
@@ -74,6 +76,8 @@ class Batched:
             return self._recorded_batch(args[0])
         count, items = split(args, self.in_dims)
         key = signature(self.fn, self.stack, items)
+        if is_transformed():
+            return self._one_by_one(count, items, kwargs, key)
         if active.tape is not None and not active.tape.paused:
             return self._nested(active.tape, count, items, kwargs, key)
         device = device_of(self.fn, items, count)
@@ -119,6 +123,19 @@ class Batched:
         stacked = joined(outcomes, torch.stack, tape.device)
         remember(self.state, key, outcomes[0].structure, stacked)
         return known_leaves(tape, stacked)
+
+    def _one_by_one(self, count: int, items: Sequence[Argument], kwargs: dict[str, Any], key: Hashable) -> Any:
+        """Inside a transform, where nothing can be recorded."""
+        device, results = device_of(self.fn, items, count), []
+        for example in range(count):
+            try:
+                results.append(self.fn(*[item(example) for item in items], **kwargs))
+            except Exception as error:
+                name_example(error, example)
+                raise
+        if not count:
+            return empty(self.state, key, device)
+        return joined([Outcome.of(result) for result in results], torch.stack, device) if self.stack else results
 
 
 Batched.__call__ = torch.compiler.disable(Batched.__call__)  # type: ignore[method-assign]  # to torch.compile a graph break

@@ -19,6 +19,7 @@ from weft.lazy.refusals import explained
 from weft.lazy.shortcuts import GUARDED, shortcut
 from weft.lazy.state import State
 from weft.lazy.tape import Tape, active
+from weft.lazy.transforms import is_transformed
 from weft.lazy.value import Value
 from weft.run.options import Options
 
@@ -50,7 +51,7 @@ class batching:
         if self.tape is not None:
             raise TraceError("this weft.batching scope is in use; make another one")
         self.outer = active.tape
-        if self.outer is None:
+        if self.outer is None and not is_transformed():
             self.frames = set_eval_frame(None)  # torch.compile would look at every function that runs in the scope
             self.undo = UndoRecording()
             try:

@@ -66,6 +66,8 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
+        if any(grad is not None and _C._functorch.is_legacy_batchedtensor(grad) for grad in grads):
+            raise WeftError("a batched call takes one cotangent at a time: leave out is_grads_batched=True and vectorize=True")
         with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE, _placed(ctx.execution.call.device):
             given = [None if grad is None else grad.resolve_neg() for grad in grads]  # kernels read memory as it is
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], given)

@@ -1,0 +1,21 @@
+"""Whether tensors are those of a transform.
+
+Inside `torch.func.grad`, `torch.vmap` and their kind, in forward-mode differentiation, and where a `weft.cell` that makes a
+batched call is traced, tensors stand for more than their memory holds. What is recorded there could not run later, as one step:
+code runs as it is written, one example after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+_C: Any = torch._C
+_FAKE = _C._TorchDispatchModeKey.FAKE
+
+
+def is_transformed() -> bool:
+    active: bool = _C._are_functorch_transforms_active()
+    return active or forward_ad._current_level >= 0 or _C._get_dispatch_mode(_FAKE) is not None
