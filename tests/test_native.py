@@ -14,7 +14,7 @@ import weft.nn
 from kernel_parts import poison_memory
 from weft import cc
 from weft.run import spare
-from weft.run.cpu import kernel, parallel, pointwise
+from weft.run.cpu import kernel, parallel, pointwise, walktext
 from weft.run.cpu.formulas import PRELUDE
 from weft.run.recipetypes import TypeText
 from weft.testing import assert_equivalent, random_structure
@@ -98,7 +98,8 @@ def test_without_a_compiler_the_same_pieces_run_as_torch_calls(monkeypatch: pyte
 
 
 def test_a_kernel_that_does_not_compile_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pointwise, "kernel_text", lambda *args: "this is not C\n")
+    for module in (pointwise, walktext):
+        monkeypatch.setattr(module, "kernel_text", lambda *args: "this is not C\n")
     model, graph = Gated().double(), weft.Graph.chain(6)
     assert_equivalent(model, graph, torch.randn(6, 5, dtype=torch.float64), policies=["auto"])
     assert "kernel0(" not in sources(model)

@@ -77,20 +77,20 @@ def check_alike(model: weft.VertexFunction, graph: weft.Graph, x: Tensor, backen
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The C texts of all walks that are made."""
     seen: list[str] = []
-    right = walk._loaded
+    right = walk.Native
 
-    def loaded(path: str, text: str) -> Any:
+    def native(path: str, head: str, text: str, arguments: Any) -> Any:
         seen.append(text)
-        return right(path, text)
+        return right(path, head, text, arguments)
 
-    monkeypatch.setattr(walk, "_loaded", loaded)
+    monkeypatch.setattr(walk, "Native", native)
     return seen
 
 
 def apart(text: str, function: str) -> set[bool]:
     """For each call of a function that is told how long rows are and how far apart: whether these differ."""
     inner = {"multiply": -3, "segment_sum": -2, "spread": -2, "copy": -2}[function]
-    calls = [found.split(", ") for found in re.findall(rf"\s{function}\(([^;{{]*)\);", text)]
+    calls = [found.split(", ") for found in re.findall(rf"->{function}\(([^;{{]*)\);", text)]
     return {call[inner] != call[-1] for call in calls if call[-1].isdigit()}
 
 

@@ -10,9 +10,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 FLAGS = ("-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+
+NAME = "NAME"
+"""What a function is called in its own text, before it has a name."""
 
 
 @functools.cache
@@ -34,33 +39,61 @@ def _works(path: str) -> bool:
 
 def build(path: str, source: str, effort: str = "-O3") -> ctypes.CDLL:
     """Compile and load; a library of equal source, flags, compiler and processor is compiled once."""
-    what = "\n".join((path, effort, " ".join(FLAGS), _processor(), source))
-    name = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+    (library,) = _libraries(path, effort, "", {_digest(path, effort, source): source})
+    return library
+
+
+def function_name(path: str, head: str, text: str) -> str:
+    """The name under which a function is found again: it tells all that its code depends on."""
+    return f"weft_{_digest(path, '-O3', head + text)}"
+
+
+def build_functions(path: str, head: str, texts: Mapping[str, str]) -> list[Any]:
+    """Functions by their names, each called NAME in its text. What is not kept yet is compiled in one go, after `head`."""
+    libraries = _libraries(path, "-O3", head, {name: text.replace(NAME, name) for name, text in texts.items()})
+    return [getattr(library, name) for name, library in zip(texts, libraries, strict=True)]
+
+
+def _libraries(path: str, effort: str, head: str, texts: Mapping[str, str]) -> list[ctypes.CDLL]:
+    """A library for each text, under its name."""
     for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"weft-{os.getuid() if hasattr(os, 'getuid') else 0}"):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            library = folder / f"{name}.so"
-            if not library.exists():
-                _compile(path, source, effort, library)
-            return ctypes.CDLL(str(library))
+            files = {name: folder / f"{name}.so" for name in texts}
+            missing = [name for name, file in files.items() if not file.exists()]
+            if missing:
+                source = "\n".join([head, *(texts[name] for name in missing)])
+                _compile(path, source, effort, [files[name] for name in missing])
+            return [ctypes.CDLL(str(file)) for file in files.values()]
         except OSError:
             continue
     raise OSError("no folder to compile in")
 
 
-def _compile(path: str, source: str, effort: str, library: Path) -> None:
-    """Into a name of its own first, so that two processes at once do no harm."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        code, made = Path(folder) / "piece.c", Path(folder) / "piece.so"
+def _compile(path: str, source: str, effort: str, libraries: Sequence[Path]) -> None:
+    """One library under several names; each is put there at once, so that two processes at a time do no harm."""
+    with tempfile.TemporaryDirectory(dir=libraries[0].parent) as folder:
+        code, made, named = (Path(folder) / name for name in ("piece.c", "piece.so", "named.so"))
         code.write_text(source)
         command = [path, effort, *FLAGS, "-o", str(made), str(code), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        made.replace(library)
+        for library in libraries:
+            named.unlink(missing_ok=True)
+            try:
+                os.link(made, named)
+            except OSError:  # a file system without links
+                shutil.copyfile(made, named)
+            named.replace(library)
 
 
 def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "weft"
+
+
+def _digest(path: str, effort: str, source: str) -> str:
+    what = "\n".join((path, effort, " ".join(FLAGS), _processor(), source))
+    return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
 
 
 @functools.cache

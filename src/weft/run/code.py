@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,13 @@ import torch
 
 from weft.graph.tape import Name, Tape, Value, operands
 from weft.run.compiled import compile_piece
+from weft.run.cpu.native import compile_all
 from weft.run.cpu.pointwise import addressed, emit_native
 from weft.run.cpu.walk import Walk, make_walk
 from weft.run.emit import Code, emit, needed_part
 from weft.run.gpu.pointwise import emit_triton, fuses
 from weft.run.spare import Spare
-from weft.run.split import PER_STEP, Split, split
+from weft.run.split import PER_STEP, Piece, Split, split
 from weft.run.thrift import Thrift
 
 ELSEWHERE = ("ct", "feed", "capture", "seg", "filled", "count")
@@ -43,8 +44,26 @@ class Codes(dict[int, "CellCode"]):
 
     def __init__(self, codes: Mapping[int, CellCode]) -> None:
         super().__init__(codes)
+        compile_c(codes.values())
         self.recipes: dict[Hashable, list[Any]] = {}
         """What earlier calls on a GPU did, written down."""
+
+
+def compile_c(cells: Collection[CellCode]) -> None:
+    """Compile the C of all pieces that wait for it, together. Kernels of a piece that has a walk wait until they are called.
+
+    What does not compile is done without: a piece runs by its kernels instead of its walk, or as torch calls.
+    """
+    pending = [one for cell in cells for one in cell.pending]
+    compile_all([function for codes, piece in pending for function in codes[piece.stage].functions])
+    for codes, piece in pending:
+        code = codes[piece.stage]
+        if code.walk is not None and not code.walk.function.ready:
+            codes[piece.stage] = code = replace(code, walk=None)
+        if not compile_all(code.functions):
+            codes[piece.stage] = emit(piece, code.stores)
+    for cell in cells:
+        cell.pending.clear()
 
 
 class CellCode:
@@ -54,15 +73,22 @@ class CellCode:
         self.tape, self.role, self.name = tape, role, name
         self.spare = Spare()
         self.input_name: dict[str, Name] = {value.name: name for name, value in tape.inputs.items()}
+        self.pending: list[tuple[dict[str, Code], Piece]] = []
+        """Pieces whose C is not compiled yet, each with the codes that it is one of."""
         self._without_return: dict[frozenset[Name], Code] = {}
         self._by_cotangents: dict[frozenset[Name], tuple[Split, dict[str, Code]]] = {}
         thrifty = role.backend == "triton" and not role.recompute
         self.thrift = Thrift(role.exchanged, fuses) if thrifty else None
         every = frozenset(name[1] for name in tape.inputs if name[0] == "ct")
-        self.split, self.codes = self.with_cotangents(every & role.outputs)
+        self.split, self.codes = self._pieces(every & role.outputs)
 
     def with_cotangents(self, given: frozenset[Name]) -> tuple[Split, dict[str, Code]]:
         """Pieces for the case that only these outputs have a gradient: what depends on the others alone is left out."""
+        found = self._pieces(given)
+        compile_c([self])
+        return found
+
+    def _pieces(self, given: frozenset[Name]) -> tuple[Split, dict[str, Code]]:
         if given not in self._by_cotangents:
             role = self.role
             cut = split(
@@ -76,10 +102,9 @@ class CellCode:
                 fuse_matrix_products=role.device != "cpu" and role.backend != "triton",
                 thrift=self.thrift,
             )
-            self._by_cotangents[given] = (
-                cut,
-                {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives},
-            )
+            codes = {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives}
+            self._by_cotangents[given] = cut, codes
+            self.pending += [(codes, cut.pieces[stage]) for stage in codes if codes[stage].kernels]
             for value, name in ((v, n) for n, v in cut.tape.inputs.items()):
                 self.input_name[value.name] = name
         return self._by_cotangents[given]
@@ -126,6 +151,8 @@ class CellCode:
                 short = emit_native(piece, full.stores, returned, True, self._through_index(cut))
                 if short is not None and full.walk is not None:
                     short = replace(short, walk=self._walk(cut, "back", full, returned))
+                if short is not None and not compile_all(short.functions):
+                    short = None
             elif self.role.backend == "triton":
                 short = emit_triton(piece, full.stores, returned)
             if short is None and full.addresses | full.indexed:

@@ -41,8 +41,15 @@ class Code:
     """
     fused: frozenset[str] = frozenset()
     """Names of values that generated kernels compute, each of them reading all it needs before it writes."""
+    kernels: tuple[Any, ...] = ()
+    """Functions of C that the piece calls (`weft.run.cpu.native`)."""
     walk: Any = None
     """The piece as a function over all steps (`weft.run.cpu.walk`), where there is one."""
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """The functions of C that it runs by."""
+        return self.kernels if self.walk is None else (self.walk.function,)
 
 
 def emit(piece: Piece, stores: Iterable[Value], use_out: bool = True, leave_out: Iterable[Value] = ()) -> Code:

@@ -16,8 +16,14 @@ def c_text(*names: str) -> str:
     return "".join((Path(__file__).parent / "c" / name).read_text(encoding="utf-8") for name in names)
 
 
-PRELUDE = {torch.float32: c_text("float32.c", "functions.c"), torch.float64: c_text("float64.c", "functions.c")}
+PRELUDE = {
+    torch.float32: c_text("inline.c", "float32.c", "functions.c"),
+    torch.float64: c_text("inline.c", "float64.c", "functions.c"),
+}
 """The functions that formulas may use, by dtype."""
+
+HEADS = {dtype: text + c_text("walk.c") for dtype, text in PRELUDE.items()}
+"""What comes before kernels and walks, by dtype."""
 
 WORDS = {word: word for word in ("pick_", "exp_", "log_", "sqrt_", "abs_", "sigmoid_", "tanh_", "expm1_", "log1p_")}
 """The words of formulas (`run/formulas.py`) that these files define."""

@@ -18,13 +18,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from weft.cc import NAME
 from weft.graph.tape import Value, operands
-from weft.run.cpu.formulas import LANES, PRELUDE, pointwise
+from weft.run.cpu.formulas import LANES, pointwise
 from weft.run.formulas import JOINS
 from weft.run.rowview import place_of, row_width
 
 MOST_SEGMENTS = 512
 """More than these are not worth a kernel: its text would be long and its loops short."""
+
+SHORT = 4
+"""Loops of so many turns, and fewer than are computed at once, are kept from being written out turn by turn: compilers take up
+to five times as long for that, and the result is no faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,7 @@ class TooManySegments(Exception):
 
 
 def kernel_text(run: list[Value], inputs: list[Input], outputs: list[Value]) -> str:
-    """The whole source: `weft_piece(first row, last row, inputs..., outputs...)`; an indexed input is memory and index."""
+    """The text of `NAME(first row, last row, inputs..., outputs...)`; an indexed input is memory and index."""
     return _Kernel(run, inputs, outputs).text()
 
 
@@ -197,7 +202,7 @@ class _Kernel:
     def text(self) -> str:
         dtype = self.run[0].dtype
         assert dtype is not None
-        lines = [f"void weft_piece(long first, long last, {', '.join(self._parameters())}) {{"]
+        lines = [f"void {NAME}(long first, long last, {', '.join(self._parameters())}) {{"]
         kept = [value for value in self.run if id(value) in self.stored and id(value) not in self.outward]
         kept += [value for value in self.outputs if id(value) in self.beside]
         lines += [f"  real r{self.number[id(value)]}[{row_width(value)}] __attribute__((aligned(64)));" for value in kept]
@@ -207,7 +212,7 @@ class _Kernel:
         for number, loop in enumerate(self.loops):
             lines += self._loop(number, loop, LANES[dtype])
         lines += [self._copy(value) for value in self.outputs if id(value) in self.beside]
-        return PRELUDE[dtype] + "\n".join([*lines, "  }", "}"]) + "\n"
+        return "\n".join([*lines, "  }", "}"]) + "\n"
 
     def _parameters(self) -> Iterator[str]:
         for one in self.inputs:
@@ -243,6 +248,8 @@ class _Kernel:
             yield f"    for (long k = 0; k < {width}; k += {lanes})"
             yield f"    for (long j = k < {width - lanes} ? k : {width - lanes}, end = j + {lanes}; j < end; j++) {{"
         else:
+            if SHORT <= width < lanes:
+                yield "#pragma GCC unroll 1"
             yield f"    for (long j = 0; j < {width}; j++) {{"
         for segment in loop.segments:
             at = self.number[id(segment.value)]

@@ -12,17 +12,16 @@ first cache, what others need is written to its place. Where the machine has no 
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from weft.cc import build, compiler
+from weft.cc import compiler
 from weft.graph.tape import Value, operands
-from weft.run.cpu.formulas import PRELUDE, has_formula
+from weft.run.cpu.formulas import HEADS, PRELUDE, has_formula
 from weft.run.cpu.kernel import Input, TooManySegments, kernel_text
+from weft.run.cpu.native import Native
 from weft.run.cpu.parallel import over_rows
 from weft.run.emit import Code, Emitter
 from weft.run.formulas import JOINS
@@ -43,7 +42,7 @@ def emit_native(
     through_index: Mapping[str, int] | None = None,
     spare: Spare | None = None,
 ) -> Code | None:
-    """The piece with its pointwise operations fused; None where nothing can be fused.
+    """The piece with its pointwise operations fused, its kernels not yet compiled; None where nothing can be fused.
 
     With `by_address`, what only kernels touch is given as an address. Values named in `through_index` are then given as two:
     each of their rows is so many rows of other memory, which the kernels find through an index. Where that number is 0 it is
@@ -59,7 +58,7 @@ def emit_native(
     emitter = _NativeEmitter(piece, stores, tuple(leave_out), path, addresses - indexed.keys(), indexed, spare)
     try:
         return emitter.native_code() if emitter.fusable else None
-    except (OSError, subprocess.SubprocessError, TooManySegments):
+    except TooManySegments:
         return None
 
 
@@ -115,10 +114,11 @@ class _NativeEmitter(Emitter):
         self.spare, self.borrowed = spare, list[str]()
         self.path, self.addresses, self.indexed = path, addresses, indexed
         self.fusable = {id(value) for value in self.piece.values if fuses(value)}
-        self.kernels = 0
+        self.natives: list[Native] = []
 
     def native_code(self) -> Code:
-        return replace(self.code(), addresses=frozenset(self.addresses), indexed=frozenset(self.indexed))
+        code = self.code()
+        return replace(code, addresses=frozenset(self.addresses), indexed=frozenset(self.indexed), kernels=tuple(self.natives))
 
     def parameter(self, taken: Value) -> list[str]:
         name = self.name(taken)
@@ -157,12 +157,12 @@ class _NativeEmitter(Emitter):
                 for dtype in PRELUDE:
                     run = [v for v in mine if v.rows is not None and v.rows.kind == kind and v.dtype == dtype]
                     if run:
-                        self._kernel(run, kind)
+                        self._kernel(run, kind, dtype)
             for value in self.piece.values:
                 if phase[id(value)] == number + 1 and id(value) not in self.fusable:
                     self._ensure(value)
 
-    def _kernel(self, run: list[Value], kind: str) -> None:
+    def _kernel(self, run: list[Value], kind: str, dtype: torch.dtype) -> None:
         made = outward(self.piece, run)
         for value in made:
             place = self.destination.get(id(value))
@@ -179,12 +179,14 @@ class _NativeEmitter(Emitter):
                 self.checked.add(id(base))
                 self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
         self.made.update(id(value) for value in run)
-        name = f"kernel{self.kernels}"
-        self.kernels += 1
+        name = f"kernel{len(self.natives)}"
         text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made)
         numbers = sum(row_width(value) or 0 for value in run)
         pointers = [pointer for value in [*inputs, *made] for pointer in self._pointers(value)]
-        self.space[name] = over_rows(_load(self.path, text, pointers), numbers)
+        kinds = [ctypes.c_long if pointer.startswith(APART) else ctypes.c_void_p for pointer in pointers]
+        native = Native(self.path, HEADS[dtype], text, [ctypes.c_long, ctypes.c_long, *kinds])
+        self.natives.append(native)
+        self.space[name] = over_rows(native, numbers)
         self.lines.append(f"{name}({kind}, {', '.join(pointers)})")
 
     def _pointers(self, value: Value) -> list[str]:
@@ -227,16 +229,3 @@ def input_of(value: Value, indexed: Mapping[str, int]) -> Input:
     """A value as a kernel reads it: from its own memory, or through an index."""
     slots = indexed.get(value.name)
     return Input(value) if slots is None else Input(value, slots or 1, plus=not slots)
-
-
-_loaded: dict[str, Callable[..., None]] = {}
-
-
-def _load(path: str, text: str, pointers: list[str]) -> Callable[..., None]:
-    if text not in _loaded:
-        function: Any = build(path, text).weft_piece
-        kinds = [ctypes.c_long if pointer.startswith(APART) else ctypes.c_void_p for pointer in pointers]
-        function.argtypes = [ctypes.c_long, ctypes.c_long, *kinds]
-        function.restype = None
-        _loaded[text] = function
-    return _loaded[text]

@@ -14,18 +14,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.cc import build, compiler
 from weft.graph.tape import Value
-from weft.run.cpu.formulas import PRELUDE
+from weft.run.cpu.formulas import HEADS, c_text
 from weft.run.cpu.kernel import TooManySegments
+from weft.run.cpu.native import Native
 from weft.run.cpu.parallel import WORTH
 from weft.run.cpu.walktext import NoWalk, WalkText, rounded
 from weft.run.split import Piece
+
+ARGUMENTS = [ctypes.c_long] * 2 + [ctypes.c_void_p] * 4 + [ctypes.c_long] * 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,9 @@ class Walk:
     (bounds); a matrix three (address, whether it is turned, how far apart its rows are); any other one.
     """
 
-    function: Any
+    function: Native
+    tools: int
+    """The address of what walks do with rows."""
     product: int
     """The address of the library's matrix product."""
     takes: tuple[Value, ...]
@@ -65,7 +69,7 @@ class Walk:
 
     def run(self, lines: array[int], first: int, last: int, scratch: Tensor, most: tuple[int, int]) -> None:
         """Do the steps from `first` to before `last`; backwards if the last comes first."""
-        self.function(first, last, lines.buffer_info()[0], self.product, scratch.data_ptr(), *most)
+        self.function(first, last, lines.buffer_info()[0], self.tools, self.product, scratch.data_ptr(), *most)
 
 
 @cache
@@ -89,10 +93,13 @@ def make_walk(
     indexed: Mapping[str, int] | None = None,
     gathered: Mapping[str, str] | None = None,
 ) -> Walk | None:
-    """The walk of a piece. `indexed` as for kernels; `gathered` are names and kinds of what is gathered step by step."""
+    """The walk of a piece, not yet compiled.
+
+    `indexed` as for kernels; `gathered` are names and kinds of what is gathered step by step.
+    """
     path = compiler()
     dtypes = {value.dtype for value in piece.values if value.dtype is not None}
-    if path is None or len(dtypes) != 1 or not dtypes <= PRELUDE.keys():
+    if path is None or len(dtypes) != 1 or not dtypes <= HEADS.keys():
         return None
     (dtype,) = dtypes
     product = _library_product(dtype)
@@ -100,19 +107,19 @@ def make_walk(
         return None
     try:
         text = WalkText(piece, tuple(stores), tuple(leave_out), indexed or {}, gathered or {}, dtype)
-        function = _loaded(path, text.text())
+        function = Native(path, HEADS[dtype], text.text(), ARGUMENTS)
+        tools = _tools(path, dtype)
     except (NoWalk, OSError, subprocess.SubprocessError, TooManySegments):
         return None
     into, views, scratch = tuple(text.into), tuple(text.views), tuple(text.scratch)
-    return Walk(function, product, tuple(piece.takes), into, text.matrices, views, scratch, text.chunk, text.numbers, dtype)
+    takes, sizes = tuple(piece.takes), (text.chunk, text.numbers)
+    return Walk(function, tools, product, takes, into, text.matrices, views, scratch, *sizes, dtype)
 
 
 @cache
-def _loaded(path: str, text: str) -> Any:
-    function: Any = build(path, text).weft_walk
-    function.argtypes = [ctypes.c_long] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_long] * 2
-    function.restype = None
-    return function
+def _tools(path: str, dtype: torch.dtype) -> int:
+    library = build(path, HEADS[dtype] + c_text("narrow.c", "tools.c"))
+    return ctypes.addressof(ctypes.c_char.in_dll(library, "weft_tools"))
 
 
 def dense(matrix: Tensor) -> tuple[Tensor, bool, int]:

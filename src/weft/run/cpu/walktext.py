@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 import torch
 
+from weft.cc import NAME
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
-from weft.run.cpu.formulas import PRELUDE, c_text
 from weft.run.cpu.kernel import kernel_text
 from weft.run.cpu.pointwise import fuses, input_of, outward, phases, read_by
 from weft.run.emit import needed_part
@@ -38,10 +38,9 @@ LEAST_ROWS = 128
 MANY_ROWS = 2048
 """The same for a large matrix: the library lays it out anew for each product, which costs more than what is in cache saves."""
 
-HELPERS = c_text("narrow.c", "walk.c")
-
 SIGNATURE = (
-    "void weft_walk(long first, long last, const line *columns, product_t *product, real *scratch, long most_n, long most_e) {"
+    f"void {NAME}(long first, long last, const line *columns, const tools *by, product_t *product, real *scratch, "
+    "long most_n, long most_e) {"
 )
 
 
@@ -135,7 +134,7 @@ class WalkText:
                 self._copy(value, f"to{number}")
         head = [SIGNATURE, "  for (long s = first; s != last; s += first < last ? 1 : -1) {"]
         lines = [*columns, *self._in_chunks([*self._scratch_lines(), *self.lines]), "  }", "}"]
-        return "\n".join([PRELUDE[self.dtype], HELPERS, *self.kernels, *head, *lines]) + "\n"
+        return "\n".join([*self.kernels, *head, *lines]) + "\n"
 
     # What the function is given.
 
@@ -179,10 +178,10 @@ class WalkText:
         assert isinstance(slots, int)
         columns = [("real *", f"v{at}"), ("real *", f"g{at}"), ("int *", f"i{at}")]
         if kind == "sum":
-            self.lines.append(f"gather_sum(v{at}, g{at}, i{at}, b{at}, n, {width});")
+            self.lines.append(f"by->gather_sum(v{at}, g{at}, i{at}, b{at}, n, {width});")
             return [*columns, ("int *", f"b{at}")]
         count = f"n * {slots}" if kind == "slots" else "e"
-        self.lines.append(f"gather(v{at}, g{at}, i{at}, {count}, {width // max(slots, 1)});")
+        self.lines.append(f"by->gather(v{at}, g{at}, i{at}, {count}, {width // max(slots, 1)});")
         self.moving += [(f"v{at}", str(width)), (f"i{at}", str(slots))]
         return columns
 
@@ -226,9 +225,9 @@ class WalkText:
         arguments = [argument for value in inputs for argument in self._arguments(value)]
         arguments += [self._place(value) for value in made]
         self.made.update(id(value) for value in run)
-        name = f"kernel{len(self.kernels)}"
+        name = f"{NAME}_{len(self.kernels)}"
         text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made)
-        self.kernels.append(text.removeprefix(PRELUDE[self.dtype]).replace("void weft_piece(", f"static void {name}(", 1))
+        self.kernels.append(text.replace(f"void {NAME}(", f"static void {name}(", 1))
         self.lines.append(f"{name}(0, {kind}, {', '.join(arguments)});")
         self.numbers = max(self.numbers, sum(row_width(value) or 0 for value in run))
 
@@ -264,10 +263,10 @@ class WalkText:
             self._product(value)
         elif value.target is segment_sum:
             rows, apart, width = self._rows(value.args[0], "e")
-            self.lines.append(f"segment_sum({self._place(value)}, {rows}, bounds, n, {width}, {apart});")
+            self.lines.append(f"by->segment_sum({self._place(value)}, {rows}, bounds, n, {width}, {apart});")
         elif value.target is aten.index_select.default and value.args[1] == 0 and self._is_seg(value.args[2]):
             rows, apart, width = self._rows(value.args[0], "n")
-            self.lines.append(f"spread({self._place(value)}, {rows}, bounds, n, {width}, {apart});")
+            self.lines.append(f"by->spread({self._place(value)}, {rows}, bounds, n, {width}, {apart});")
         elif not is_free(value):
             raise NoWalk
 
@@ -293,10 +292,10 @@ class WalkText:
         at, columns = self.number[id(base)], (value.shape or ())[1]
         place = self._place(value)
         self.lines.append(
-            f"multiply(product, {place}, {start}, v{at}, turned{at}, apart{at}, {rows.kind}, {inner}, {columns}, {apart});"
+            f"by->multiply(product, {place}, {start}, v{at}, turned{at}, apart{at}, {rows.kind}, {inner}, {columns}, {apart});"
         )
 
     def _copy(self, value: Value, into: str) -> None:
         kind = value.rows.kind if value.rows is not None else ""
         rows, apart, width = self._rows(value, kind)
-        self.lines.append(f"copy({into}, {rows}, {kind}, {width}, {apart});")
+        self.lines.append(f"by->copy({into}, {rows}, {kind}, {width}, {apart});")

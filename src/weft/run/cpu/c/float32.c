@@ -3,10 +3,10 @@
 typedef float real;
 typedef int integer;
 enum { LOWEST = -104, HIGHEST = 89, BIAS = 127, FRACTION = 23, SCALE = 64 };
-static inline real rint_(real x) { return __builtin_rintf(x); }
-static inline real sqrt_(real x) { return __builtin_sqrtf(x); }
-static inline real abs_(real x) { return __builtin_fabsf(x); }
-static inline real rest_(real x, real z) {
+INLINE real rint_(real x) { return __builtin_rintf(x); }
+INLINE real sqrt_(real x) { return __builtin_sqrtf(x); }
+INLINE real abs_(real x) { return __builtin_fabsf(x); }
+INLINE real rest_(real x, real z) {
   real r = x - z * 0.693359375f + z * 2.12194440e-4f;
   real p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
@@ -16,7 +16,7 @@ static inline real rest_(real x, real z) {
   p = p * r + 5.0000001201e-1f;
   return p * r * r + r + 1.0f;
 }
-static inline real tanh_(real x) {
+INLINE real tanh_(real x) {
   x = x < -10.0f ? -10.0f : x;
   x = x > 10.0f ? 10.0f : x;
   real z = x * x;
@@ -34,7 +34,7 @@ static inline real tanh_(real x) {
   t = t < -1.0f ? -1.0f : t;
   return t > 1.0f ? 1.0f : t;
 }
-static inline real log_(real x) {
+INLINE real log_(real x) {
   real tiny = x < 1.17549435e-38f ? 8388608.0f : 1.0f, y = x * tiny;
   int bits, mantissa;
   __builtin_memcpy(&bits, &y, 4);

@@ -2,10 +2,10 @@
 typedef double real;
 typedef long long integer;
 enum { LOWEST = -746, HIGHEST = 710, BIAS = 1023, FRACTION = 52, SCALE = 512 };
-static inline real rint_(real x) { return __builtin_rint(x); }
-static inline real sqrt_(real x) { return __builtin_sqrt(x); }
-static inline real abs_(real x) { return __builtin_fabs(x); }
-static inline real rest_(real x, real z) {
+INLINE real rint_(real x) { return __builtin_rint(x); }
+INLINE real sqrt_(real x) { return __builtin_sqrt(x); }
+INLINE real abs_(real x) { return __builtin_fabs(x); }
+INLINE real rest_(real x, real z) {
   real r = x - z * 6.93145751953125e-1 - z * 1.42860682030941723212e-6;
   real s = r * r;
   real p = r * ((1.26177193074810590878e-4 * s + 3.02994407707441961300e-2) * s + 9.99999999999999999910e-1);
@@ -13,8 +13,8 @@ static inline real rest_(real x, real z) {
            + 2.00000000000000000005;
   return 1.0 + 2.0 * p / (q - p);
 }
-static inline real fall_(real x);
-static inline real tanh_(real x) {
+INLINE real fall_(real x);
+INLINE real tanh_(real x) {
   real z = x * x;
   real p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3;
   real q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3;
@@ -23,7 +23,7 @@ static inline real tanh_(real x) {
   real far = (1.0 - t) / (1.0 + t);
   return z < 0.390625 ? near : x < 0 ? -far : far;
 }
-static inline real log_(real x) {
+INLINE real log_(real x) {
   real tiny = x < 2.2250738585072014e-308 ? 4503599627370496.0 : 1.0, y = x * tiny;
   long long bits, mantissa;
   __builtin_memcpy(&bits, &y, 8);
