@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from weft.lazy.pools import ROW_BITS
 from weft.lazy.state import State
 from weft.lazy.taken import Pending
 from weft.lazy.tape import Tape
+from weft.lazy.value import Value
 from weft.run.callgraph import call_graph
 
 pytestmark = pytest.mark.skipif(native.functions("weave.c", "weft_take") is None, reason="no C compiler")
@@ -49,7 +51,7 @@ def assert_equal(found: Any, wanted: Any, name: str = "") -> None:
         for at, pair in enumerate(zip(found, wanted, strict=True)):
             assert_equal(*pair, f"{name}[{at}]")
     else:
-        assert found == wanted, name
+        assert found is wanted if isinstance(found, Value) else found == wanted, name
 
 
 class Compared:
@@ -72,10 +74,10 @@ class Compared:
         self.seen["taken"] += len(found.type) > 0
         return found
 
-    def divided(self, state: Any, *given: Any) -> Any:
-        found = self.divide(state, *given)
+    def divided(self, tape: Any, *given: Any) -> Any:
+        found = self.divide(tape, *given)
         if found is not None:
-            assert_equal(found, by_numpy(self.patch, division, lambda: self.divide(state, *given)))
+            assert_equal(found, by_numpy(self.patch, division, lambda: self.divide(tape, *given)))
             self.seen["divided"] += 1
             self.seen["left"] += bool(found.left.any() and found.runs.any())
         return found
@@ -113,32 +115,38 @@ def test_random_programs_are_woven_alike(monkeypatch: pytest.MonkeyPatch) -> Non
     assert min(compared.seen["divided"], compared.seen["rewritten"], compared.seen["taken"]) > 4
 
 
-def test_rows_are_found_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = np.random.default_rng(0)
-    results = {int(ref): int(dice.integers(4)) * 2 << ROW_BITS | row for row, ref in enumerate(dice.permutation(90) - 9)}
-    for count in (0, 1, 40):
-        refs = np.sort(dice.choice(np.array(list(results)), count, replace=False))
-        found = pools.found_rows(results, refs)
-        assert_equal(found, by_numpy(monkeypatch, pools, lambda refs=refs: pools.found_rows(results, refs)))
-        assert sum(many for _, many in found[2]) == count
+def test_rows_are_found_source_by_source() -> None:
+    found = pools.found_rows({9: 4 << ROW_BITS | 1, 2: 7, 5: 4 << ROW_BITS | 3}, np.array([2, 5, 9]))
+    assert (found.rows.tolist(), found.place.tolist(), found.sources) == ([7, 3, 1], [0, 1, 2], [(0, 1), (4, 2)])
     with pytest.raises(KeyError, match="1000"):
-        pools.found_rows(results, np.array([1000]))
+        pools.found_rows({}, np.array([1000]))
 
 
 def test_values_that_somebody_holds_are_found_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     tape = Tape(State(None), "auto", "cpu")
     tape.track()
     kind = kind_of((), torch.float32)
+    made: Any = [SimpleNamespace(args=args, many=None, outs=(kind, kind)) for args in ((), (kind,))]
+    tape.state.fines += made
     mine = [tape.make(tape, ref << 12 | 1, kind) for ref in (7, 3, 5, 3, 9)]
     for ref in (2, 8):
         tape.make(tape, ref << 12, kind)
     tape.results[5 << 12 | 1] = 0
-    calls = Pending(np.arange(3, 10), *[np.zeros(7, np.int32)] * 2, *[np.empty(0, np.int32)] * 3, {}, [])
-    for alike in (lambda work: work(), lambda work: by_numpy(monkeypatch, leftover, work)):
-        held = alike(lambda: leftover._held(tape))
-        assert sorted(map(id, held)) == sorted(map(id, mine))
-        refs = alike(lambda: leftover._alive(tape, calls, mine))
-        assert refs.tolist() == [3 << 12 | 1, 7 << 12 | 1, 9 << 12 | 1]
+    starts, nothing = np.ones(8, bool), np.empty(0, np.int64)
+    columns = np.zeros(7, np.int32), nothing, nothing.astype(np.int32), starts, np.zeros(7, np.int32)
+    calls = Pending(np.arange(3, 10), *columns, {}, [])
+    for alike in (lambda work: work(), lambda work: by_numpy(monkeypatch, division, work)):
+        found = alike(lambda: division.divided(tape, calls, [tape.values or []], None, [], None))
+        assert sorted(map(id, found.held)) == sorted(map(id, mine))
+        assert found.wanted.tolist() == [3 << 12 | 1, 7 << 12 | 1, 9 << 12 | 1]
+        assert found.runs.tolist() == [True, False, False, False, True, False, True]
+        with pytest.raises(KeyError, match="4096"):
+            alike(lambda: division.divided(tape, reading(calls, 1 << 12), [], None, [], np.array([9 << 12])))
+
+
+def reading(calls: Pending, ref: int) -> Pending:
+    """The last call uses a result of an earlier flush."""
+    return replace(calls, type=np.append(calls.type[:-1], 1).astype(np.int32), arguments=np.array([ref]))
 
 
 class Twice(nn.Module):

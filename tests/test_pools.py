@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import weft
 import weft.testing
 from weft.lazy.kinds import kind_of
-from weft.lazy.pools import Pool
+from weft.lazy.pools import FEW_BYTES, Pool
 
 
 class Rounds(nn.Module):
@@ -48,15 +48,23 @@ def test_gradients_through_many_flushes() -> None:
 
 
 def test_what_is_most_of_a_flush_goes_without_the_exchange() -> None:
-    given = torch.randn(8, 2, requires_grad=True)
-    pool = Pool(kind_of((2,), torch.float32))
-    pool.add(torch.randn(3, 2))
-    first = pool.add(given * 2)
-    most, few = (pool.take(first + np.array(rows)) for rows in ([6, 0, 3, 2], [5]))
+    given, wide = torch.randn(8, 2, requires_grad=True), FEW_BYTES // 4
+    pool = Pool(kind_of((wide,), torch.float32))
+    pool.add(torch.randn(1, wide))
+    part = pool.add((given[:, :1] * 2).expand(8, wide))
+    most, few = (pool.take([(part, np.array(rows))]) for rows in ([6, 0, 3, 2], [5]))
     assert [type(taken.grad_fn).__name__ for taken in (most, few)] == ["IndexSelectBackward0", "_ExchangeBackward"]
-    (most.sum() + 3 * few.sum()).backward()
+    (most[:, 0].sum() + 3 * few[:, 0].sum()).backward()
     assert given.grad is not None
     assert given.grad[:, 0].tolist() == [2.0, 0.0, 2.0, 2.0, 0.0, 6.0, 2.0, 0.0]
+
+
+def test_what_is_little_memory_goes_without_the_exchange() -> None:
+    pool = Pool(kind_of((2,), torch.float32))
+    part = pool.add(torch.randn(8, 2, requires_grad=True) * 2)
+    few = pool.take([(part, np.array([5]))])
+    assert type(few.grad_fn).__name__ == "IndexSelectBackward0"
+    assert torch.equal(few[0], part.rows[5])
 
 
 def test_backward_twice_and_of_parts() -> None:

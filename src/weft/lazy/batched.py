@@ -15,7 +15,7 @@ from weft.errors import TypeMismatch
 from weft.lazy.arguments import Argument, Shared, split
 from weft.lazy.blame import name_example
 from weft.lazy.cached import CachedBatch, clear
-from weft.lazy.chains import Flags
+from weft.lazy.chains import Flags, Longs
 from weft.lazy.changes import check_shown, check_unchanged
 from weft.lazy.collating import RecordedBatch, collated, run_recorded
 from weft.lazy.empty import empty, remember, signature
@@ -23,10 +23,11 @@ from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush, parted
 from weft.lazy.given import known_leaves
 from weft.lazy.gradients import are_trained
+from weft.lazy.kinds import Kind
 from weft.lazy.leftover import everything
 from weft.lazy.nests import Structure
 from weft.lazy.patches import UndoRecording
-from weft.lazy.pools import places_of
+from weft.lazy.pools import Part, found_rows, taken
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
@@ -209,11 +210,17 @@ def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], known: Flags) ->
     refs = wanted[earlier]
     check_shown(tape, refs.tolist())
     found = [Group(later[group.at], group.rows) for group in groups]
-    sources, rows = places_of(tape.results, refs.tolist())
-    for number in np.flatnonzero(np.bincount(sources)).tolist():
-        at = np.flatnonzero(sources == number)
-        taken = Group(earlier[at], tape.sources[number].take(rows[at]))
-        found += parted(taken, are_trained(tape, refs[at].tolist())) if taken.rows.requires_grad else [taken]
+    where, first = found_rows(tape.results, refs), 0
+    order = np.argsort(where.place, kind="stable")
+    kinds: dict[Kind, list[tuple[Part, Longs]]] = {}
+    for number, count in where.sources:
+        source, some = tape.sources[number], slice(first, first + count)
+        kinds.setdefault(source.kind, []).append(((source, where.rows[some]), order[some]))
+        first += count
+    for parts in kinds.values():
+        at = np.concatenate([places for _, places in parts])
+        group = Group(earlier[at], taken([part for part, _ in parts]))
+        found += parted(group, are_trained(tape, refs[at].tolist())) if group.rows.requires_grad else [group]
     return found
 
 

@@ -27,6 +27,8 @@ class Coarse:
         """For each output column whether it is seen outside of its block."""
         self.labels: dict[tuple[int, ...], tuple[int, ...]] = {}
         """For the outside arguments of each block, which of them were always equal."""
+        self.shown: tuple[Any, ...] | None = None
+        """What is known, as `c/weave.c` reads it; None before the first recording."""
         self._stale = True
 
     @staticmethod
@@ -42,7 +44,7 @@ class Coarse:
     def see(self, state: State, recorded: Recorded, wanted: References) -> Layout:
         """Learn from a recording what blocks there are, and what of them is seen outside."""
         ops = state.fines
-        version = self.chains.version
+        self.shown, version = None, self.chains.version
         layout = self.chains.see(ops, recorded)
         if version != self.chains.version or self._stale:
             self._number(ops)
@@ -54,6 +56,10 @@ class Coarse:
             if len(self.position) != len(ops):  # other flushes have met more types since
                 self._number(ops)
             self._make(state)
+        chains = self.chains
+        learned = chains.arity, chains.first, chains.is_many, chains.after, chains.before, chains.word, chains.near
+        made = self.position, self.first_out, self.needed, self.number, self.new_out, self.kept_column, self.label
+        self.shown = *learned, *made
         return layout
 
     def _number(self, ops: list[Op]) -> None:
@@ -116,6 +122,9 @@ class Coarse:
         self.new_out = np.arange(len(self.needed)) - np.repeat(self.first_out, [len(op.outs) for op in ops])
         self.kept_column: Flags = np.ones(len(self.chains.word), bool)
         self.label: Longs = np.full(len(self.chains.word), -1, np.int64)
+        self.feeds = {head: [(t, i) for t in block for i in range(len(ops[t].feeds))] for head, block in self.blocks.items()}
+        """For each block what its operations are fed: types and feed numbers."""
+        self.is_fed = any(self.feeds.values())
         for head, block in self.blocks.items():
             if len(block) == 1:
                 self.number[head] = state.library.number(ops[head])
@@ -123,14 +132,6 @@ class Coarse:
                 self.number[head] = state.library.number(self._block(ops, block))
         self._stale = False
         self.version += 1
-
-    def known_arrays(self) -> tuple[Any, ...] | None:
-        """What is known, as `c/weave.c` reads it; None before the first recording."""
-        if self._stale:
-            return None
-        chains = self.chains
-        shown = chains.arity, chains.first, chains.is_many, chains.after, chains.before, chains.word, chains.near
-        return *shown, self.position, self.first_out, self.needed, self.number, self.new_out, self.kept_column, self.label
 
     def _block(self, ops: list[Op], block: list[int]) -> Block:
         columns = self._outside(block)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import compress
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
 from weft.graph.recording import OUTPUT_BITS, References
-from weft.lazy.chains import LOW, Flags, Layout, Recorded
+from weft.lazy.chains import LOW, Flags, Layout, Longs, Recorded
 from weft.lazy.native import functions
 from weft.lazy.ops import Op
-from weft.lazy.state import State
+from weft.lazy.pools import Found, found_rows
 from weft.lazy.taken import Pending
+from weft.lazy.tape import Tape
+from weft.lazy.value import Value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Division:
     """Calls of which some run now, and some wait. What nothing depends on is in neither."""
 
+    held: list[Value]
+    """Values that somebody holds."""
+    found: Found
+    """Where the results are that are handed in."""
     runs: Flags
     left: Flags
     wanted: References
@@ -28,6 +35,8 @@ class Division:
     """The same, counted from the first call that runs."""
     handed: References
     """References to what the calls that run use of others; sorted."""
+    present: Longs
+    """The types of the calls that run now, each once."""
     others: Recorded
     """The calls that run now; of what is handed in, the first is -1, the next -2."""
     later: Pending
@@ -44,40 +53,63 @@ class Division:
         return found
 
 
-def divided(state: State, calls: Pending, busy: Flags, waits: Flags, asked: References, alive: References) -> Division | None:
+def divided(
+    tape: Tape, calls: Pending, values: list[list[Value]], busy: list[int] | None, asked: list[Value], wanted: References | None
+) -> Division | None:
     """Leave the calls of examples that are not busy and those of late types, such that nothing that runs now uses any of it.
 
-    `waits` tells which calls were left before; None where what runs now needs some of them. Without `busy` nothing is left.
+    None where what runs now needs some that were left before. Without `busy` nothing is left. Without `wanted` that is wanted
+    which somebody holds of these values.
     """
-    native = functions("weave.c", "weft_divide")
+    state, native = tape.state, functions("weave.c", "weft_divide")
     if native is not None:
-        columns = calls.type, calls.arguments, calls.further, calls.number, calls.starts, calls.example
-        found = native[0]((*columns, *state.widths(), state.eager(), busy, waits, asked, alive))
+        columns = calls.number, calls.type, calls.arguments, calls.further, calls.starts, calls.example
+        arrays = *columns, *state.widths(), state.eager(), tape.waits
+        found = native[0]((arrays, busy, asked, values, wanted, tape.results))
         if found is not None:
-            return _unpacked(found)
+            return _unpacked(*found)
+    counted = [(some, list(map(getrefcount, some))) for some in values]
+    held = [value for pairs in counted for value, count in zip(*pairs, strict=True) if count > _UNHELD]
+    alive = _alive(tape, calls, held) if wanted is None else wanted
     recorded, handed = calls.numbered()
     layout = Layout(recorded, *state.widths())
-    left = _left(state, calls, layout, busy, waits, asked) if len(busy) else np.zeros(len(calls.type), bool)
-    return None if left is None else _division(calls, recorded, layout, state.widths()[1], left, handed, alive)
+    left = np.zeros(len(calls.type), bool) if busy is None else _left(tape, calls, layout, busy, asked)
+    return None if left is None else _division(tape, calls, recorded, layout, left, handed, alive, held)
 
 
-def _unpacked(found: Any) -> Division:
+def _unpacked(held: list[Value], rows: Any, *columns: Any) -> Division:
     """What C gives, as arrays."""
-    arrays: list[Any] = [np.frombuffer(data, kind) for data, kind in zip(found, "??qqqiqi?qiqi?i", strict=True)]
-    runs, left, wanted, chosen, handed, types, arguments, further, starts, *waiting = arrays
+    arrays: list[Any] = list(map(np.frombuffer, columns, "??qqqqiqi?qiqi?i"))
+    runs, left, wanted, chosen, handed, present, types, arguments, further, starts, *waiting = arrays
     number, late, references, more, begins, example = waiting
     later = Pending(number, late, references, more, begins, example, {}, [])
-    return Division(runs, left, wanted, chosen, handed, Recorded(types, arguments, further, {}, starts), later)
+    others = Recorded(types, arguments, further, {}, starts)
+    where = Found(np.frombuffer(rows[0], np.int64), np.frombuffer(rows[1], np.int64), rows[2])
+    return Division(held, where, runs, left, wanted, chosen, handed, present, others, later)
 
 
-def _left(state: State, calls: Pending, layout: Layout, busy: Flags, waits: Flags, asked: References) -> Flags | None:
+_UNHELD = next(map(getrefcount, [object()]))
+"""What the count of references is where only a list holds an object."""
+
+
+def _alive(tape: Tape, calls: Pending, held: list[Value]) -> References:
+    """References of the values that are held, of those calls."""
+    least = int(calls.number[0]) << OUTPUT_BITS if len(calls.number) else 0
+    refs = [value._ref for value in held if value._ref >= least and value._ref not in tape.results]
+    return np.unique(np.array(refs, np.int64))
+
+
+def _left(tape: Tape, calls: Pending, layout: Layout, busy: list[int], asked: list[Value]) -> Flags | None:
     """The calls that wait. What turns out to be needed does not wait the next time."""
-    eager, types = state.eager(), calls.type
+    eager, types, waits = tape.state.eager(), calls.type, np.frombuffer(tape.waits, bool)
     owner, producer, inside = layout.consumer, np.maximum(layout.producer, 0), ~layout.handed
-    needed = calls.places(asked) >> OUTPUT_BITS
-    finished = np.append(~busy, True)[np.minimum(calls.example, len(busy))]
+    refs = [value._ref for value in asked]
+    if not all(map(calls.holds, refs)):
+        return None
+    needed = calls.places(np.array(refs, np.int64)) >> OUTPUT_BITS
+    finished = ~np.isin(calls.example, busy)
     forced = np.zeros(len(types), bool)
-    earlier = np.flatnonzero((calls.arguments >= 0) & (calls.arguments >> OUTPUT_BITS < len(waits)))
+    earlier = np.flatnonzero(layout.handed & (calls.arguments >= 0) & (calls.arguments >> OUTPUT_BITS < len(waits)))
     forced[owner[earlier[waits[calls.arguments[earlier] >> OUTPUT_BITS]]]] = True
     while True:
         left: Flags = finished | forced | ~eager[types]
@@ -92,9 +124,16 @@ def _left(state: State, calls: Pending, layout: Layout, busy: Flags, waits: Flag
 
 
 def _division(
-    calls: Pending, recorded: Recorded, layout: Layout, is_many: Flags, left: Flags, handed: References, alive: References
+    tape: Tape,
+    calls: Pending,
+    recorded: Recorded,
+    layout: Layout,
+    left: Flags,
+    handed: References,
+    alive: References,
+    held: list[Value],
 ) -> Division:
-    now, mine, many = ~left, left[layout.consumer], is_many[calls.type]
+    now, mine, many = ~left, left[layout.consumer], tape.state.widths()[1][calls.type]
     crosses = ~layout.handed & mine & now[np.maximum(layout.producer, 0)]
     places = calls.places(alive)
     wanted = np.union1d(places[now[places >> OUTPUT_BITS]], recorded.arguments[crosses])
@@ -112,7 +151,9 @@ def _division(
     others = Recorded(calls.type[runs], arguments, calls.further[runs[many]], {}, _starts(calls.starts, runs))
     columns = calls.number[left], calls.type[left], calls.arguments[mine], calls.further[left[many]]
     later = Pending(*columns, _starts(calls.starts, left), calls.example[left], {}, [])
-    return Division(runs, left, calls.refs(wanted), renumbered(wanted), handed[used], others, later)
+    refs, chosen, given = calls.refs(wanted), renumbered(wanted), handed[used]
+    present = np.flatnonzero(np.bincount(others.type))
+    return Division(held, found_rows(tape.results, given), runs, left, refs, chosen, given, present, others, later)
 
 
 def _starts(starts: Flags, chosen: Flags) -> Flags:

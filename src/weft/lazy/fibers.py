@@ -196,7 +196,7 @@ class Fibers:
     def _flush(self) -> None:
         tape = self.tape
         if tape.type or tape.left:
-            busy = {stopped.example for stopped in (*self.waiting, *self.held)}
+            busy = [stopped.example for stopped in (*self.waiting, *self.held)]
             chosen = everything(tape) if self.completes else selected(tape, busy, self.needed)
             Flush(chosen).run(self.options)
             self.flushes += 1

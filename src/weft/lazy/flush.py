@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from weft.graph.recording import CallProgram, References, Table
-from weft.graph.uncast import cat
 from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Flags, Layout, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
 from weft.lazy.gradients import are_trained, silent_types
-from weft.lazy.kinds import Kind, kind_of
+from weft.lazy.kinds import Kind
 from weft.lazy.leftover import Selection
 from weft.lazy.ops import Feed, Op
-from weft.lazy.pools import ROW_BITS, found_rows, taken_apart
+from weft.lazy.pools import Part, taken
 from weft.lazy.rewrite import Imports, rewrite
 from weft.run.blaming import run_blaming
 from weft.run.calls import Group
@@ -62,20 +61,23 @@ class Flush:
 
     def _find_handed(self) -> None:
         """Where the results of earlier flushes are that are used, and which calls hand them in: source by source."""
-        tape, handed = self.tape, self.selection.division.handed
+        tape, division = self.tape, self.selection.division
         if tape.changes.shown:
-            check_shown(tape, handed.tolist())
-        self.rows, place, self.sources = found_rows(tape.results, handed)
+            check_shown(tape, division.handed.tolist())
+        self.rows, place, self.sources = division.found
         self._check_given()
         library, device = self.state.library, tape.device
-        numbers = [library.number(given_op(tape.sources[number].kind, device)) for number, _ in self.sources]
+        self.kinds = [library.number(given_op(tape.sources[number].kind, device)) for number, _ in self.sources]
         self.learning = self._learning(place)
-        self.imports = Imports(np.repeat(np.array(numbers, np.int32), [count for _, count in self.sources]), place)
+        self.imports = Imports(np.repeat(np.array(self.kinds, np.int32), [count for _, count in self.sources]), place)
 
     def _learning(self, place: Longs) -> Flags | None:
         """Which of the rows that are handed in are used by something that passes gradients on; None: all."""
-        silent = silent_types(self.state)[self.recorded.type]
-        if not len(place) or not silent.any():
+        types = silent_types(self.state)
+        if types is None or not len(place):
+            return None
+        silent = types[self.recorded.type]
+        if not silent.any():
             return None
         layout = Layout(self.recorded, *self.state.widths())
         at = np.flatnonzero(layout.handed & ~silent[layout.consumer])
@@ -87,7 +89,7 @@ class Flush:
         """What to run, and the wanted references in it."""
         state, recorded = self.state, self.recorded
         with state.lock:
-            coarse = Coarse.of(state, self.tape.sites, b"" if final else np.flatnonzero(np.bincount(recorded.type)).tobytes())
+            coarse = Coarse.of(state, self.tape.sites, b"" if final else self.selection.division.present.tobytes())
             self.main = main = rewrite(coarse, state, recorded, self.selection.division.chosen, self.imports)
         return main.program(self.selection.tables(), self._handed()), main.wanted
 
@@ -101,16 +103,14 @@ class Flush:
 
     def _handed(self) -> dict[tuple[int, int], Table]:
         """What the calls that hand in results of earlier flushes are fed."""
-        parts: dict[tuple[int, int], list[Tensor]] = {}
+        parts: dict[int, list[Part]] = {}
         first = 0
-        for number, count in self.sources:
-            some = slice(first, first + count)
-            taken = taken_apart(
-                self.tape.sources[number], self.rows[some], None if self.learning is None else self.learning[some]
-            )
-            parts.setdefault((int(self.imports.types[first]), 0), []).append(taken)
+        for (number, count), t in zip(self.sources, self.kinds, strict=True):
+            parts.setdefault(t, []).append((self.tape.sources[number], self.rows[first : first + count]))
             first += count
-        return {key: found[0] if len(found) == 1 else cat(found) for key, found in parts.items()}
+        if self.learning is None:
+            return {(t, 0): taken(found) for t, found in parts.items()}
+        return {(t, 0): taken(found, self.learning[self.imports.types == t]) for t, found in parts.items()}
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""
@@ -131,12 +131,8 @@ class Flush:
         return parted(group, are_trained(self.tape, refs.tolist()))
 
     def _keep(self, groups: Sequence[Group], plain: bool) -> None:
-        tape = self.tape
         for group in groups:
-            number, pool = tape.pool(kind_of(group.rows.shape[1:], group.rows.dtype), plain)
-            first = number << ROW_BITS | pool.add(group.rows)
-            refs = self.wanted[group.at].tolist()
-            tape.results.update(zip(refs, range(first, first + len(refs)), strict=True))
+            self.tape.keep(self.wanted[group.at].tolist(), group.rows, plain)
         self.selection.leave()
 
     def blame(self, call: int, error: Exception) -> None:

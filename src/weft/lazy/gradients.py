@@ -191,14 +191,13 @@ def reach(tape: Tape, op: Op) -> Reach:
     return found
 
 
-def silent_types(state: State) -> Flags:
-    """For each recorded type whether it passes no gradients on, though it gives numbers that could have some."""
-    known: Flags = state.kept.get("silent", np.empty(0, bool))
-    fresh = state.fines[len(known) :]
-    if fresh:
-        found = [_is_silent(op) for op in fresh]
-        known = state.kept["silent"] = np.append(known, np.array(found, bool))
-    return known
+def silent_types(state: State) -> Flags | None:
+    """For each recorded type whether it passes no gradients on, though its results could have some; None where none is so."""
+    known: tuple[int, Flags | None] = state.kept.get("silent", (0, None))
+    if known[0] < len(state.fines):
+        found = np.array(list(map(_is_silent, list(state.fines))))
+        known = state.kept["silent"] = len(found), found if found.any() else None
+    return known[1]
 
 
 def _is_silent(op: Op) -> bool:

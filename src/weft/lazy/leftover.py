@@ -11,8 +11,6 @@ which were never used again after a flush.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -22,17 +20,16 @@ from torch import Tensor
 from weft.graph.recording import OUTPUT_BITS, References, Table
 from weft.lazy.chains import Recorded
 from weft.lazy.division import Division, divided
-from weft.lazy.native import functions
 from weft.lazy.taken import Pending, all_pending, segment, tables_of
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 
 
 class Selection:
-    """The calls that a flush is about, and which of them run now. `held`: values that somebody holds."""
+    """The calls that a flush is about, and which of them run now."""
 
-    def __init__(self, tape: Tape, calls: Pending, division: Division, held: list[Value]) -> None:
-        self.tape, self.calls, self.division, self.held = tape, calls, division, held
+    def __init__(self, tape: Tape, calls: Pending, division: Division) -> None:
+        self.tape, self.calls, self.division = tape, calls, division
 
     def tables(self) -> dict[tuple[int, int], Table]:
         """What is fed to the calls that run now."""
@@ -42,17 +39,18 @@ class Selection:
     def leave(self) -> None:
         """Let the tape go on: all that ran is known, and what is left waits. Of fed tensors it has copies."""
         tape, division = self.tape, self.division
-        waiting = [value for value in self.held if value._ref not in tape.results]
         tape.waits += bytes(len(tape.type))
-        np.frombuffer(tape.waits, bool)[self.calls.number] = division.left
-        if self.calls.holds_left:
-            tape.left = []
-        if len(division.later.type):
-            fed = division.fed(tape.state.fines, self.calls, division.left)
-            data = {number: list(map(_own, rows)) for number, rows in fed.items()}
-            tape.left.append(replace(division.later, data=data, values=waiting))
-        elif tape.left:
-            tape.left[-1].values.extend(waiting)
+        if len(division.later.type) or tape.left:
+            waiting = [value for value in division.held if value._ref not in tape.results]
+            np.frombuffer(tape.waits, bool)[self.calls.number] = division.left
+            if self.calls.holds_left:
+                tape.left = []
+            if len(division.later.type):
+                fed = division.fed(tape.state.fines, self.calls, division.left)
+                data = {number: list(map(_own, rows)) for number, rows in fed.items()}
+                tape.left.append(replace(division.later, data=data, values=waiting))
+            elif tape.left:
+                tape.left[-1].values.extend(waiting)
         tape.advance()
 
     def position(self, at: int) -> int:
@@ -66,14 +64,12 @@ def _own(row: Any) -> Any:
 
 def everything(tape: Tape, wanted: References | None = None) -> Selection:
     """All that waits, as far as what is wanted depends on it; without `wanted`, what is alive."""
-    held, calls = _held(tape, with_left=True), all_pending(tape)
-    alive = _alive(tape, calls, held) if wanted is None else wanted
-    division = divided(tape.state, calls, _NOBODY, _NOBODY, _NONE, alive)
+    values, calls = _values(tape), all_pending(tape)
+    if wanted is None and tape.values is None:
+        wanted = _outputs(tape, calls)
+    division = divided(tape, calls, values, None, [], wanted)
     assert division is not None
-    return Selection(tape, calls, division, held)
-
-
-_NONE, _NOBODY = np.empty(0, np.int64), np.empty(0, bool)
+    return Selection(tape, calls, division)
 
 
 def recorded(tape: Tape, wanted: References) -> tuple[Recorded, References]:
@@ -83,24 +79,18 @@ def recorded(tape: Tape, wanted: References) -> tuple[Recorded, References]:
     return replace(found.division.others, data=found.tables()), chosen
 
 
-def selected(tape: Tape, busy: Collection[int], asked: list[Value]) -> Selection:
+def selected(tape: Tape, busy: list[int], asked: list[Value]) -> Selection:
     """Without the calls of examples that are not busy, and without those of late types, unless what is asked for needs them."""
     if tape.values is None or tape.watchful:
         return everything(tape)
-    is_busy = np.zeros(max(busy, default=0) + 1, bool)
-    is_busy[list(busy)] = True
-    calls, refs = segment(tape), np.array([value._ref for value in asked], np.int64)
-    if not len(refs) or refs.min() >= tape.floor:
-        held = _held(tape)
-        waits = np.frombuffer(tape.waits, bool)
-        division = divided(tape.state, calls, is_busy, waits, refs, _alive(tape, calls, held))
-        if division is not None:
-            return Selection(tape, calls, division, held)
-    _never_wait(tape, calls)
-    held, calls = _held(tape, with_left=True), all_pending(tape)
-    division = divided(tape.state, calls, is_busy, _NOBODY, refs, _alive(tape, calls, held))
+    calls = segment(tape)
+    division = divided(tape, calls, [tape.values], busy, asked, None)
+    if division is None:
+        _never_wait(tape, calls)
+        calls = all_pending(tape)
+        division = divided(tape, calls, _values(tape), busy, asked, None)
     assert division is not None
-    return Selection(tape, calls, division, held)
+    return Selection(tape, calls, division)
 
 
 def _never_wait(tape: Tape, calls: Pending) -> None:
@@ -110,30 +100,14 @@ def _never_wait(tape: Tape, calls: Pending) -> None:
         tape.state.eager()[left.type[used]] = True
 
 
-def _held(tape: Tape, with_left: bool = False) -> list[Value]:
-    """The values that somebody else holds."""
+def _values(tape: Tape) -> list[list[Value]]:
+    """The values of all that waits, as far as they are known."""
     tape.settle_all()
-    lists = [*(calls.values for calls in tape.left if with_left), tape.values or []]
-    native = functions("weave.c", "weft_held")
-    if native is not None:
-        return [value for values in lists for value in native[0](values)]
-    counted = [(values, list(map(sys.getrefcount, values))) for values in lists]
-    return [value for pairs in counted for value, count in zip(*pairs, strict=True) if count > _UNHELD]
+    return [*(calls.values for calls in tape.left), tape.values or []]
 
 
-def _alive(tape: Tape, calls: Pending, held: list[Value]) -> References:
-    """References of the values that are held, of those calls; of all there are where that is not known."""
-    if tape.values is None:
-        outputs = np.array([len(tape.state.fines[number].outs) for number in calls.type.tolist()], np.int64)
-        first = np.repeat((calls.number << OUTPUT_BITS) - (np.cumsum(outputs) - outputs), outputs)
-        return first + np.arange(len(first))
-    least = int(calls.number[0]) << OUTPUT_BITS if len(calls.number) else 0
-    native = functions("weave.c", "weft_alive")
-    if native is not None:
-        return np.frombuffer(native[0]((held, tape.results, least)), np.int64)
-    refs = np.array([value._ref for value in held if value._ref >= least and value._ref not in tape.results], np.int64)
-    return refs if bool((refs[1:] > refs[:-1]).all()) else np.unique(refs)
-
-
-_UNHELD = next(map(sys.getrefcount, [object()]))
-"""What the count of references is where only a list holds an object."""
+def _outputs(tape: Tape, calls: Pending) -> References:
+    """References to all that some calls give."""
+    outputs = np.array([len(tape.state.fines[number].outs) for number in calls.type.tolist()], np.int64)
+    first = np.repeat((calls.number << OUTPUT_BITS) - (np.cumsum(outputs) - outputs), outputs)
+    return first + np.arange(len(first))

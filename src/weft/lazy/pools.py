@@ -12,8 +12,8 @@ node keeps the order; backward, from the right to the left:
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +23,14 @@ from torch import Tensor
 from weft.graph.uncast import cat
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.kinds import Kind, kind_of
-from weft.lazy.native import functions
 from weft.run.batched import Once
 
 ROW_BITS = 32
 """Where a result is, as one integer: `source << ROW_BITS | row`."""
 ROW = (1 << ROW_BITS) - 1
 LEAST_ROWS = 64
+FEW_BYTES = 1 << 18
+"""To clear so much memory takes less time than an exchange."""
 
 
 _alone = object()
@@ -56,10 +57,14 @@ class Rows:
 
     number = -1
     """Which source of its tape it is."""
+    pool: Pool | None = None
+    """Results of the same kind; none where the rows were given."""
+    first = 0
+    """Where its rows begin in the pool."""
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor, kind: Kind | None = None) -> None:
         self.rows = rows
-        self.kind = kind_of(rows.shape[1:], rows.dtype)
+        self.kind = kind or kind_of(rows.shape[1:], rows.dtype)
         self._rows: list[Tensor | None] | None = None
         self._numbers: list[Any] | None = None
 
@@ -96,14 +101,19 @@ class Rows:
         found = None if self._rows is None else self._rows[at]
         return found is not None and (sys.getrefcount(found) > _UNHELD or _holders(found) > _UNSHARED)
 
-    def find(self, row: int) -> tuple[Rows, int]:
-        return self, row
+    def is_written(self, written: Container[int]) -> bool:
+        """Whether somebody has written into the rows themselves; into results nobody can."""
+        return False
 
     def take(self, index: Longs) -> Tensor:
         """Some rows, in this order."""
         if len(self.rows) == 1 and len(index) == 1:
             return self.rows
         return self.rows.index_select(0, torch.from_numpy(index).to(self.rows.device))
+
+
+Part = tuple[Rows, Longs]
+"""Some rows of a flush's results."""
 
 
 class Pool:
@@ -113,43 +123,29 @@ class Pool:
         self.kind, self.plain = kind, plain
         self.size = 0
         self._parts: list[Rows] = []
-        self._firsts: list[int] = []
         self._buffer: Tensor | None = None
         self._filled = 0
         self._ledger: Ledger | None = None
         self._token: Tensor | None = None
 
-    def add(self, rows: Tensor) -> int:
-        """Results of one more flush; the row where they begin. Nothing is copied before some of them are taken."""
-        first = self.size
-        self._parts.append(Rows(rows))
-        self._firsts.append(first)
+    def add(self, rows: Tensor) -> Rows:
+        """Results of one more flush. Nothing is copied before some of them are taken."""
+        part = Rows(rows, self.kind)
+        part.pool, part.first = self, self.size
+        self._parts.append(part)
         self.size += len(rows)
-        return first
+        return part
 
-    def find(self, row: int) -> tuple[Rows, int]:
-        """The flush that gave a row, and which row of it that is."""
-        last = self._firsts[-1]
-        if row >= last:
-            return self._parts[-1], row - last
-        at = bisect_right(self._firsts, row) - 1
-        return self._parts[at], row - self._firsts[at]
-
-    def is_written(self, written: Container[int]) -> bool:
-        """Nobody can write into it."""
-        return False
-
-    def take(self, index: Longs) -> Tensor:
-        """Some rows, in this order; each at most once."""
+    def take(self, parts: Sequence[Part]) -> Tensor:
+        """Some rows of several flushes, in this order; each at most once."""
         if self.plain:
-            return Rows(cat([part.rows for part in self._parts])).take(index)
-        at = bisect_right(self._firsts, int(index.min())) - 1
-        first, part = self._firsts[at], self._parts[at]
-        if 2 * len(index) >= len(part.rows) and int(index.max()) < first + len(part.rows):
-            # Torch's own gradient of it is as long as the part: no more than twice as long as what is taken.
-            return part.rows.index_select(0, torch.from_numpy(index - first).to(part.rows.device))
+            return cat([part.take(index) for part, index in parts])
+        part, index = parts[0]
+        if len(parts) == 1 and (2 * len(index) >= len(part.rows) or part.rows.nbytes <= FEW_BYTES):
+            # Torch's own gradient of it is as long as the part: that takes no longer than the exchange.
+            return part.take(index)
         buffer, trained = self._fill()
-        places = torch.from_numpy(index).to(buffer.device)
+        places = torch.from_numpy(np.concatenate([index + part.first for part, index in parts])).to(buffer.device)
         if self._token is None and not trained:
             return buffer.index_select(0, places)
         if self._ledger is None:
@@ -157,27 +153,22 @@ class Pool:
         self._ledger.size = self.size
         rows: Tensor
         exchange: Any = _Exchange
-        firsts, used = (
-            [first for first, _ in trained],
-            np.flatnonzero(np.bincount(np.searchsorted(self._firsts, index, "right"))),
+        taken = Taken(places, [part.first for part, _ in parts])
+        rows, self._token = exchange.apply(
+            self._ledger, buffer, taken, [part.first for part in trained], self._token, *[part.rows for part in trained]
         )
-        taken = Taken(places, [self._firsts[part - 1] for part in used.tolist()])
-        rows, self._token = exchange.apply(self._ledger, buffer, taken, firsts, self._token, *[part for _, part in trained])
         return rows
 
-    def _fill(self) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-        """Bring the results of the last flushes into the buffer; those among them that are trained, and where they begin."""
-        firsts, fresh = self._firsts[self._filled :], [part.rows for part in self._parts[self._filled :]]
-        buffer = self._buffer
+    def _fill(self) -> tuple[Tensor, list[Rows]]:
+        """Bring the results of the last flushes into the buffer; those among them that are trained."""
+        fresh, buffer = self._parts[self._filled :], self._buffer
         if buffer is None or len(buffer) < self.size:
-            buffer = self._larger(fresh[0])
+            buffer = self._larger(self._parts[0].rows)
         with torch.no_grad():
-            for first, rows in zip(firsts, fresh, strict=True):
-                buffer.narrow(0, first, len(rows)).copy_(rows)
+            for part in fresh:
+                buffer.narrow(0, part.first, len(part.rows)).copy_(part.rows)
         self._filled = len(self._parts)
-        if not torch.is_grad_enabled():
-            return buffer, []
-        return buffer, [(first, rows) for first, rows in zip(firsts, fresh, strict=True) if rows.requires_grad]
+        return buffer, [part for part in fresh if part.rows.requires_grad] if torch.is_grad_enabled() else []
 
     def _larger(self, like: Tensor) -> Tensor:
         before = self._buffer
@@ -251,28 +242,42 @@ def _once(grad: Tensor) -> Tensor:
     return found
 
 
-def taken_apart(source: Rows | Pool, index: Longs, learning: Flags | None) -> Tensor:
-    """Some rows of a source, in this order, of which only the learning ones get gradients, so that the others have none."""
+def taken(parts: Sequence[Part], learning: Flags | None = None) -> Tensor:
+    """Some rows of one kind, in this order, of which only the learning ones get gradients, so that the others have none."""
     if learning is None or learning.all() or not torch.is_grad_enabled():
-        return source.take(index)
+        pooled = [(pool, list(some)) for pool, some in groupby(parts, lambda part: part[0].pool)]
+        found = [one for pool, some in pooled for one in (_given(some) if pool is None else [pool.take(some)])]
+        return found[0] if len(found) == 1 else cat(found)
     if not learning.any():
-        return source.take(index).detach()
-    parts = [source.take(index[learning]), source.take(index[~learning]).detach()]
+        return taken(parts).detach()
+    ends = np.cumsum([len(index) for _, index in parts])[:-1]
+    flags = np.split(learning, ends)
+    chosen = [(part, index[mine]) for (part, index), mine in zip(parts, flags, strict=True) if mine.any()]
+    others = [(part, index[~mine]) for (part, index), mine in zip(parts, flags, strict=True) if not mine.all()]
+    both = cat([taken(chosen), taken(others).detach()])
     order = np.argsort(np.concatenate([np.flatnonzero(learning), np.flatnonzero(~learning)]))
-    return cat(parts).index_select(0, torch.from_numpy(order).to(parts[0].device))
+    return both.index_select(0, torch.from_numpy(order).to(both.device))
 
 
-def found_rows(results: dict[int, int], refs: Longs) -> tuple[Longs, Longs, list[tuple[int, int]]]:
-    """For some references the rows, source by source, which of those each of them has, and how many are of each source."""
-    native = functions("weave.c", "weft_find")
-    if native is not None:
-        rows, place, sources = native[0]((refs, results))
-        return np.frombuffer(rows, np.int64), np.frombuffer(place, np.int64), sources
+def _given(parts: Sequence[Part]) -> list[Tensor]:
+    return [part.take(index) for part, index in parts]
+
+
+class Found(NamedTuple):
+    """Where some references are: their rows, source by source, which of those each has, and how many are of each source."""
+
+    rows: Longs
+    place: Longs
+    sources: list[tuple[int, int]]
+
+
+def found_rows(results: dict[int, int], refs: Longs) -> Found:
+    """Where the results of some references are."""
     source, row = places_of(results, refs.tolist())
     order, counts = np.argsort(source, kind="stable"), np.bincount(source)
     where = np.empty(len(order), np.int64)
     where[order] = np.arange(len(order))
-    return row[order], where, [(number, int(counts[number])) for number in np.flatnonzero(counts).tolist()]
+    return Found(row[order], where, [(number, int(counts[number])) for number in np.flatnonzero(counts).tolist()])
 
 
 def places_of(results: dict[int, int], refs: Any) -> tuple[Longs, Longs]:

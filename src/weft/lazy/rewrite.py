@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +38,8 @@ class Rewritten:
     def program(self, data: Mapping[Column, Table], imported: Mapping[Column, Table] | None = None) -> CallProgram:
         """The calls with the data of the recording, and of the imports in front of it."""
         found = {at: _joined([data[each] for each in parts], order) for at, parts, order in self.tables}
-        return replace(self.calls, data=found | dict(imported or {}))
+        calls = self.calls
+        return CallProgram(calls.type, calls.arguments, calls.further, found | dict(imported or {}), calls._cache)
 
 
 class Imports(NamedTuple):
@@ -76,29 +78,31 @@ def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References
         arguments[chosen < 0] = imports.places[-1 - chosen[chosen < 0]] << OUTPUT_BITS
     types = np.append(imports.types, coarse.number[t[heads]].astype(np.int32))
     calls = CallProgram(types, arguments, recorded.further, {})
-    return Rewritten(calls, moved(wanted), heads.astype(np.int32), _tables(coarse, state, recorded, heads))
+    return Rewritten(calls, moved(wanted), heads.astype(np.int32), _tables(coarse, recorded, heads))
 
 
 def _natively(coarse: Coarse, state: State, recorded: Recorded, wanted: References, imports: Imports) -> Rewritten | None:
     """The same in C; None where the recording shows something new."""
-    native, known = functions("weave.c", "weft_rewrite"), coarse.known_arrays()
-    if native is None or known is None:
+    native = functions("weave.c", "weft_rewrite")
+    if native is None or coarse.shown is None:
         return None
     calls = recorded.type, recorded.arguments, recorded.further, recorded.starts, wanted
-    found = native[0]((*calls, *imports, *known, np.array([len(state.library.types)])))
+    found = native[0]((*calls, *imports, *coarse.shown, len(state.library.types).to_bytes(8, sys.byteorder)))
     if found is None:
         return None
-    types, arguments, heads, results, *graph = [np.frombuffer(data, kind) for data, kind in zip(found, "iqiqiiii", strict=True)]
+    arrays: list[Any] = list(map(np.frombuffer, found, "iqiqiiii"))
+    types, arguments, heads, results, *graph = arrays
     program = CallProgram(types, arguments, recorded.further, {}, {"graph": CallGraph(types, *graph)})
-    return Rewritten(program, results, heads, _tables(coarse, state, recorded, heads))
+    return Rewritten(program, results, heads, _tables(coarse, recorded, heads))
 
 
-def _tables(coarse: Coarse, state: State, recorded: Recorded, heads: Longs) -> list[tuple[Column, list[Column], Longs | None]]:
+def _tables(coarse: Coarse, recorded: Recorded, heads: Longs) -> list[tuple[Column, list[Column], Longs | None]]:
     """Fed data by call type: a block's feeds are those of its operations, in order."""
+    if not coarse.is_fed:
+        return []
     parts: dict[Column, list[tuple[int, Column]]] = {}
     for head in np.flatnonzero(np.bincount(recorded.type[heads])).tolist():
-        feeds = [(t, i) for t in coarse.blocks[head] for i in range(len(state.fines[t].feeds))]
-        for number, key in enumerate(feeds):
+        for number, key in enumerate(coarse.feeds[head]):
             parts.setdefault((int(coarse.number[head]), number), []).append((head, key))
     found: list[tuple[Column, list[Column], Longs | None]] = []
     for target, made_of in parts.items():

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from operator import is_
+from contextlib import suppress
+from operator import getitem, is_
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -67,6 +68,9 @@ class World:
         self._places: dict[tuple[int, Any], tuple[Place, Any]] = {}
         self._tensors: list[Any] = []
         """What lay in these places when the last recording began, or when it came to them."""
+        self._containers: list[Any] = []
+        self._names: list[Any] = []
+        """The same places, for a look at all of them at once."""
 
     def rely_on(self, op: Op) -> None:
         """What was found out about an operation holds while its tensors look as they do now."""
@@ -78,6 +82,8 @@ class World:
             key = (id(place[0]), place[1])
             if key not in self._places:
                 self._tensors.append(fetch(place))
+                self._containers.append(place[0])
+                self._names.append(place[1])
             self._places[key] = (place, _look(fetch(place)))
             self.relied.setdefault(op, []).append(key)
 
@@ -93,9 +99,10 @@ class World:
 
     def replaced(self) -> dict[tuple[int, Any], tuple[Place, Tensor]]:
         """Places where something else lies now than when the recording began, and what it was."""
+        with suppress(KeyError, IndexError, ValueError):
+            if all(map(is_, map(getitem, self._containers, self._names), self._tensors)):
+                return {}
         tensors = [fetch(place) for place, _ in self._places.values()]
-        if all(map(is_, tensors, self._tensors)):
-            return {}
         known = zip(self._places.items(), tensors, self._tensors, strict=True)
         return {key: (place, before) for (key, (place, _)), now, before in known if now is not before}
 

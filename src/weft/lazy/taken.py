@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weft.lazy.tape import Tape
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Pending:
     """Calls that wait to be run, in the order in which they were recorded. References are those of the tape."""
 
@@ -87,21 +87,21 @@ def segment(tape: Tape) -> Pending:
     count = len(tape.type)
     if tape.taken is not None and len(tape.taken.type) == count:
         return tape.taken
-    number = np.arange(count) + (tape.floor >> OUTPUT_BITS)
-    further = np.array(tape.further, np.int32)
+    first = tape.floor >> OUTPUT_BITS
     native = functions("weave.c", "weft_take")
     if native is not None:
-        found = native[0]((tape.type, tape.arguments, tape.bounds))
-        types, arguments, starts, example = [np.frombuffer(data, kind) for data, kind in zip(found, "iq?i", strict=True)]
+        found = native[0]((tape.type, tape.arguments, tape.further, tape.bounds, first))
+        columns: list[Any] = [*map(np.frombuffer, found, "qiqi?i"), tape.data, []]
     else:
-        types, arguments = np.array(tape.type, np.int32), np.array(tape.arguments, np.int64)
         starts, example = np.zeros(count + 1, bool), np.zeros(count, np.int32)
         starts[[0, -1]] = True
         if tape.bounds:
             bounds = np.array(tape.bounds, np.int64)
             starts[bounds[:, 0]] = True
             example[bounds[0, 0] :] = np.repeat(bounds[:, 1], np.diff(bounds[:, 0], append=count))
-    tape.taken = Pending(number, types, arguments, further, starts, example, tape.data, [])
+        lists = np.array(tape.type, np.int32), np.array(tape.arguments, np.int64), np.array(tape.further, np.int32)
+        columns = [np.arange(count) + first, *lists, starts, example, tape.data, []]
+    tape.taken = Pending(*columns)
     return tape.taken
 
 

@@ -17,7 +17,7 @@ from weft.graph.recording import OUTPUT_BITS
 from weft.lazy.blame import Site
 from weft.lazy.changes import Changes
 from weft.lazy.gradients import Trained, requires_grad
-from weft.lazy.kinds import Kind
+from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.ops import PLAIN, Setting
 from weft.lazy.pools import ROW, ROW_BITS, Pool, Rows
 from weft.lazy.state import State, Tables, World
@@ -91,8 +91,8 @@ class Tape(Hot):
         self.fed: list[tuple[Tensor, int]] = []
         self.results: dict[int, int] = {}
         """Where the tensor of each reference that was computed is: source and row, as `pools.py` writes them."""
-        self.sources: list[Any] = []
-        self._pools: dict[Any, int] = {}
+        self.sources: list[Rows] = []
+        self._pools: dict[Kind, Pool] = {}
         self.values: list[Value] | None = None
         self.make: Any = Value
         self.past: list[Pending] = []
@@ -176,26 +176,29 @@ class Tape(Hot):
     def given(self, rows: Any, row: int) -> Value:
         """A value whose tensor is known: its reference is below all others, as if an earlier flush had computed it."""
         self.last_given -= 1
+        self.results[self.last_given] = self._numbered(rows) << ROW_BITS | row
+        return Value(self, self.last_given, rows.kind)
+
+    def keep(self, refs: list[int], rows: Tensor, plain: bool) -> None:
+        """What a flush gave for some references, all of one kind."""
+        kind = kind_of(rows.shape[1:], rows.dtype)
+        pool = self._pools.get(kind)
+        if pool is None:
+            pool = self._pools[kind] = Pool(kind, plain)
+        first = self._numbered(pool.add(rows)) << ROW_BITS
+        self.results.update(zip(refs, range(first, first + len(refs)), strict=True))
+
+    def _numbered(self, rows: Rows) -> int:
+        """Which source some rows are."""
         if rows.number < 0:
             rows.number = len(self.sources)
             self.sources.append(rows)
-        self.results[self.last_given] = rows.number << ROW_BITS | row
-        return Value(self, self.last_given, rows.kind)
-
-    def pool(self, kind: Kind, plain: bool) -> tuple[int, Pool]:
-        """Where results of a kind go, and its number among the sources."""
-        number = self._pools.get(kind)
-        if number is None:
-            number = self._pools[kind] = len(self.sources)
-            self.sources.append(Pool(kind, plain))
-        found: Pool = self.sources[number]
-        return number, found
+        return rows.number
 
     def found(self, ref: int) -> tuple[Rows, int]:
         """The results among which a computed reference is, and which row."""
         place = self.results[ref]
-        found: tuple[Rows, int] = self.sources[place >> ROW_BITS].find(place & ROW)
-        return found
+        return self.sources[place >> ROW_BITS], place & ROW
 
     def is_left(self, ref: int) -> bool:
         """Whether a reference is of a call that was left by a flush."""
@@ -236,8 +239,7 @@ class Tape(Hot):
         if place is None or self.ended is not None:
             self._compute(value)
             place = self.results[value._ref]
-        found: tuple[Rows, int] = self.sources[place >> ROW_BITS].find(place & ROW)
-        return found
+        return self.sources[place >> ROW_BITS], place & ROW
 
     def _compute(self, value: Value) -> None:
         """Let what is pending run, so that there is a result of this value."""

@@ -47,7 +47,7 @@ static int hold(Arrays *a, PyObject *given)
 
 /* Memory of one pass: all of it goes at once. */
 typedef struct {
-    void *blocks[16];
+    void *blocks[24];
     int count, failed;
 } Memory;
 
@@ -97,19 +97,35 @@ static i64 position(const i64 *items, i64 count, i64 wanted) /* -1 where it is n
     return low < count && items[low] == wanted ? low : -1;
 }
 
+static int numbers_of(PyObject *list, i64 *found)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) found[i] = PyLong_AsLongLong(PyList_GET_ITEM(list, i));
+    return PyErr_Occurred() == NULL;
+}
+
+static void small_numbers_of(PyObject *list, int *found)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) found[i] = (int)PyLong_AsLong(PyList_GET_ITEM(list, i));
+}
+
 /* Lists of Python integers as arrays: types, arguments, and for (call, example) in bounds where other code goes on. */
 PyObject *weft_take(PyObject *given)
 {
-    PyObject *types, *arguments, *bounds, *found = NULL;
-    if (!PyArg_ParseTuple(given, "O!O!O!", &PyList_Type, &types, &PyList_Type, &arguments, &PyList_Type, &bounds)) return NULL;
-    i64 n = PyList_GET_SIZE(types), m = PyList_GET_SIZE(arguments), parts = PyList_GET_SIZE(bounds);
+    PyObject *types, *arguments, *further, *bounds, *found = NULL;
+    i64 number;
+    if (!PyArg_ParseTuple(given, "O!O!O!O!L", &PyList_Type, &types, &PyList_Type, &arguments, &PyList_Type, &further, &PyList_Type,
+                          &bounds, &number))
+        return NULL;
+    i64 n = PyList_GET_SIZE(types), m = PyList_GET_SIZE(arguments), fars = PyList_GET_SIZE(further), parts = PyList_GET_SIZE(bounds);
     Memory memory = {.count = 0};
-    int *type = room(&memory, n, sizeof(int)), *example = room(&memory, n, sizeof(int));
-    i64 *argument = room(&memory, m, sizeof(i64));
+    int *type = room(&memory, n, sizeof(int)), *example = room(&memory, n, sizeof(int)), *far = room(&memory, fars, sizeof(int));
+    i64 *argument = room(&memory, m, sizeof(i64)), *numbers = room(&memory, n, sizeof(i64));
     char *starts = room(&memory, n + 1, 1);
     if (memory.failed) goto end;
-    for (i64 i = 0; i < n; i++) type[i] = (int)PyLong_AsLong(PyList_GET_ITEM(types, i));
-    for (i64 i = 0; i < m; i++) argument[i] = PyLong_AsLongLong(PyList_GET_ITEM(arguments, i));
+    small_numbers_of(types, type);
+    small_numbers_of(further, far);
+    if (!numbers_of(arguments, argument)) goto end;
+    for (i64 i = 0; i < n; i++) numbers[i] = number + i;
     starts[0] = starts[n] = 1;
     for (i64 i = 0; i < parts; i++) {
         PyObject *pair = PyList_GET_ITEM(bounds, i);
@@ -121,64 +137,56 @@ PyObject *weft_take(PyObject *given)
         for (i64 call = first; call < last; call++) example[call] = whose;
     }
     if (!PyErr_Occurred())
-        found = Py_BuildValue("NNNN", OUT(type, n, int), OUT(argument, m, i64), OUT(starts, n + 1, char), OUT(example, n, int));
+        found = Py_BuildValue("NNNNNN", OUT(numbers, n, i64), OUT(type, n, int), OUT(argument, m, i64), OUT(far, fars, int),
+                              OUT(starts, n + 1, char), OUT(example, n, int));
 end:
     free_all(&memory);
     return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
 }
 
-/* The items of a list that somebody else holds, too. */
-PyObject *weft_held(PyObject *values)
+static i64 ref_of(PyObject *value) /* a new error where there is none */
 {
-    PyObject *found = PyList_Check(values) ? PyList_New(0) : NULL;
-    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(values); i++) {
-        PyObject *item = PyList_GET_ITEM(values, i);
-        if (Py_REFCNT(item) > 1 && PyList_Append(found, item) < 0) Py_CLEAR(found);
-    }
-    if (found == NULL && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a list is expected");
+    static PyObject *name = NULL;
+    if (name == NULL && (name = PyUnicode_InternFromString("_ref")) == NULL) return -1;
+    PyObject *ref = PyObject_GetAttr(value, name);
+    i64 found = ref == NULL ? -1 : PyLong_AsLongLong(ref);
+    Py_XDECREF(ref);
     return found;
 }
 
-/* The references of some values that are not below the least one and not among the results, each once, sorted. */
-PyObject *weft_alive(PyObject *given)
+/* The items of some lists that somebody else holds, too. */
+static PyObject *held_of(PyObject *lists)
 {
-    PyObject *values, *results, *found = NULL;
-    i64 least, count = 0;
-    if (!PyArg_ParseTuple(given, "O!O!L", &PyList_Type, &values, &PyDict_Type, &results, &least)) return NULL;
-    Memory m = {.count = 0};
-    i64 *refs = room(&m, PyList_GET_SIZE(values), sizeof(i64));
-    for (Py_ssize_t i = 0; refs != NULL && i < PyList_GET_SIZE(values); i++) {
-        PyObject *ref = PyObject_GetAttrString(PyList_GET_ITEM(values, i), "_ref");
-        if (ref == NULL) goto end;
-        i64 number = PyLong_AsLongLong(ref);
-        int known = number < least ? 1 : PyDict_Contains(results, ref);
-        Py_DECREF(ref);
-        if (known < 0 || PyErr_Occurred()) goto end;
-        if (!known) refs[count++] = number;
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t k = 0; found != NULL && k < PyList_GET_SIZE(lists); k++) {
+        PyObject *values = PyList_GET_ITEM(lists, k);
+        for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(values); i++) {
+            PyObject *item = PyList_GET_ITEM(values, i);
+            if (Py_REFCNT(item) > 1 && PyList_Append(found, item) < 0) Py_CLEAR(found);
+        }
     }
-    if (refs != NULL) found = OUT(refs, unique(refs, count), i64);
-end:
-    free_all(&m);
-    return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
+    return found;
+}
+
+static i64 place_of(PyObject *results, i64 ref) /* -1 where it is not known; or an error */
+{
+    PyObject *key = PyLong_FromLongLong(ref), *known = key == NULL ? NULL : PyDict_GetItemWithError(results, key);
+    Py_XDECREF(key);
+    return known == NULL ? -1 : PyLong_AsLongLong(known);
 }
 
 /* Where some references are: rows source by source, which of them each reference has, and how many each source has. */
-PyObject *weft_find(PyObject *given)
+static PyObject *found_rows(const i64 *refs, i64 n, PyObject *results)
 {
-    PyObject *handed, *results, *found = NULL, *sources = PyList_New(0);
-    Py_buffer view;
-    if (sources == NULL || !PyArg_ParseTuple(given, "OO!", &handed, &PyDict_Type, &results)) goto none;
-    if (PyObject_GetBuffer(handed, &view, PyBUF_SIMPLE) < 0) goto none;
-    i64 n = view.len / sizeof(i64), most = -1, first = 0;
-    const i64 *refs = view.buf;
+    PyObject *found = NULL, *sources = PyList_New(0);
+    i64 most = -1, first = 0;
     Memory m = {.count = 0};
     i64 *at = room(&m, n, sizeof(i64)), *rows = room(&m, n, sizeof(i64)), *place = room(&m, n, sizeof(i64));
-    for (i64 i = 0; !m.failed && i < n; i++) {
-        PyObject *ref = PyLong_FromLongLong(refs[i]), *known = ref == NULL ? NULL : PyDict_GetItemWithError(results, ref);
-        if (known == NULL && ref != NULL && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, ref);
-        Py_XDECREF(ref);
-        if (known == NULL) goto end;
-        at[i] = PyLong_AsLongLong(known);
+    if (sources == NULL || m.failed) goto end;
+    for (i64 i = 0; i < n; i++) {
+        at[i] = place_of(results, refs[i]);
+        if (at[i] < 0 && !PyErr_Occurred()) PyErr_Format(PyExc_KeyError, "%lld", refs[i]);
+        if (at[i] < 0) goto end;
         if (at[i] >> ROW_BITS > most) most = at[i] >> ROW_BITS;
     }
     i64 *next = room(&m, most + 2, sizeof(i64));
@@ -198,8 +206,6 @@ PyObject *weft_find(PyObject *given)
     found = Py_BuildValue("NNO", OUT(rows, n, i64), OUT(place, n, i64), sources);
 end:
     free_all(&m);
-    PyBuffer_Release(&view);
-none:
     Py_XDECREF(sources);
     return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
 }
@@ -222,24 +228,60 @@ static void part_room(Part *p, Memory *m, i64 n, i64 arguments, i64 further)
     p->starts = room(m, n + 1, 1);
 }
 
+/* What is asked about the calls of a division. */
+typedef struct {
+    PyObject *held; /* values that somebody holds */
+    i64 *asked, asks, *alive, lives, examples;
+    char *busy; /* for each example whether it goes on; without examples nothing is left */
+} Question;
+
+static int question(Question *q, Memory *m, PyObject *busy, PyObject *asked, PyObject *lists, PyObject *wanted, PyObject *results, i64 least)
+{
+    i64 count = busy == Py_None ? 0 : PyList_GET_SIZE(busy), *numbers = room(m, count, sizeof(i64));
+    if ((q->held = held_of(lists)) == NULL || m->failed || (count && !numbers_of(busy, numbers))) return 0;
+    for (i64 i = 0; i < count; i++)
+        if (numbers[i] >= q->examples) q->examples = numbers[i] + 1;
+    q->busy = room(m, q->examples, 1);
+    q->asked = room(m, q->asks = PyList_GET_SIZE(asked), sizeof(i64));
+    q->alive = room(m, wanted == Py_None ? PyList_GET_SIZE(q->held) : PyObject_Length(wanted), sizeof(i64));
+    if (m->failed) return 0;
+    for (i64 i = 0; i < count; i++) q->busy[numbers[i]] = 1;
+    for (i64 i = 0; i < q->asks; i++) q->asked[i] = ref_of(PyList_GET_ITEM(asked, i));
+    if (wanted != Py_None) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(wanted, &view, PyBUF_SIMPLE) < 0) return 0;
+        memcpy(q->alive, view.buf, view.len);
+        q->lives = view.len / sizeof(i64);
+        PyBuffer_Release(&view);
+    }
+    for (Py_ssize_t i = 0; wanted == Py_None && i < PyList_GET_SIZE(q->held); i++) {
+        i64 ref = ref_of(PyList_GET_ITEM(q->held, i));
+        if (ref >= least && place_of(results, ref) < 0) q->alive[q->lives++] = ref;
+    }
+    return !PyErr_Occurred();
+}
+
 /* Which calls run now and which wait: `division.divided`. */
 PyObject *weft_divide(PyObject *given)
 {
     Arrays a;
-    if (!hold(&a, given)) return NULL;
-    const int *type = ARRAY(a, 0, int), *further = ARRAY(a, 2, int), *example = ARRAY(a, 5, int);
-    const i64 *arguments = ARRAY(a, 1, i64), *number = ARRAY(a, 3, i64), *arity = ARRAY(a, 6, i64);
-    const i64 *asked = ARRAY(a, 11, i64), *alive = ARRAY(a, 12, i64);
-    const char *starts = ARRAY(a, 4, char), *is_many = ARRAY(a, 7, char), *eager = ARRAY(a, 8, char), *busy = ARRAY(a, 9, char);
-    const char *waits = ARRAY(a, 10, char);
-    i64 n = LENGTH(a, 0, int), count = LENGTH(a, 1, i64), fars = LENGTH(a, 2, int), examples = a.view[9].len;
-    i64 known = LENGTH(a, 10, char), first = n ? number[0] : 0, span = n ? number[n - 1] - first + 1 : 0;
-    Memory m = {.count = 0};
-    PyObject *found = NULL;
+    PyObject *arrays, *is_busy, *asked, *lists, *wishes, *results, *found = NULL;
+    if (!PyArg_ParseTuple(given, "O!OO!O!OO!", &PyTuple_Type, &arrays, &is_busy, &PyList_Type, &asked, &PyList_Type, &lists, &wishes,
+                          &PyDict_Type, &results) || !hold(&a, arrays))
+        return NULL;
+    const i64 *number = ARRAY(a, 0, i64), *arguments = ARRAY(a, 2, i64), *arity = ARRAY(a, 6, i64);
+    const int *type = ARRAY(a, 1, int), *further = ARRAY(a, 3, int), *example = ARRAY(a, 5, int);
+    const char *starts = ARRAY(a, 4, char), *is_many = ARRAY(a, 7, char), *eager = ARRAY(a, 8, char), *waits = ARRAY(a, 9, char);
+    i64 n = LENGTH(a, 0, i64), count = LENGTH(a, 2, i64), fars = LENGTH(a, 3, int), known = LENGTH(a, 9, char);
+    i64 first = n ? number[0] : 0, span = n ? number[n - 1] - first + 1 : 0, types = LENGTH(a, 6, i64), presents = 0;
+    Memory m = {.count = 0}, more = {.count = 0};
+    Question q = {.held = NULL};
     Part now, later;
+    int is_unknown = 0;
+    if (!question(&q, &more, is_busy, asked, lists, wishes, results, first << BITS)) goto end;
     int *place = room(&m, span, sizeof(int)), *run = room(&m, n, sizeof(int));
     i64 *start = room(&m, n + 1, sizeof(i64)), *producer = room(&m, count, sizeof(i64)), *rest = room(&m, n, sizeof(i64));
-    i64 *wanted = room(&m, count + LENGTH(a, 12, i64), sizeof(i64));
+    i64 *wanted = room(&m, count + q.lives, sizeof(i64)), *present = room(&m, types, sizeof(i64));
     char *left = room(&m, n, 1), *runs = room(&m, n, 1);
     if (m.failed) goto end;
     memset(place, -1, span * sizeof(int));
@@ -247,7 +289,7 @@ PyObject *weft_divide(PyObject *given)
     for (i64 i = 0, far = 0; i < n; i++) {
         start[i + 1] = start[i] + arity[type[i]] + (is_many[type[i]] ? further[far++] : 0);
         run[i] = (i ? run[i - 1] : 0) + starts[i];
-        left[i] = examples && (!eager[type[i]] || example[i] >= examples || !busy[example[i]]);
+        left[i] = q.examples && (!eager[type[i]] || example[i] >= q.examples || !q.busy[example[i]]);
         for (i64 k = start[i]; k < start[i + 1]; k++) {
             i64 at = (arguments[k] >> BITS) - first;
             producer[k] = arguments[k] >= 0 && at >= 0 && at < span ? place[at] : -1;
@@ -255,19 +297,21 @@ PyObject *weft_divide(PyObject *given)
         }
     }
     i64 wants = 0;
+    is_unknown = 1;
     for (i64 i = 0; i < n; i++)
         for (i64 k = start[i]; k < start[i + 1]; k++)
             if (producer[k] >= 0) {
-                if (!left[i] && left[producer[k]]) goto unknown;
+                if (!left[i] && left[producer[k]]) goto end;
                 if (left[i] && !left[producer[k]]) wanted[wants++] = arguments[k];
             }
-    for (i64 i = 0; i < LENGTH(a, 11, i64); i++) {
-        i64 at = (asked[i] >> BITS) - first;
-        if (at < 0 || at >= span || place[at] < 0 || left[place[at]]) goto unknown;
+    for (i64 i = 0; i < q.asks; i++) {
+        i64 at = (q.asked[i] >> BITS) - first;
+        if (at < 0 || at >= span || place[at] < 0 || left[place[at]]) goto end;
     }
-    for (i64 i = 0; i < LENGTH(a, 12, i64); i++) {
-        i64 at = (alive[i] >> BITS) - first;
-        if (at >= 0 && at < span && place[at] >= 0 && !left[place[at]]) wanted[wants++] = alive[i];
+    is_unknown = 0;
+    for (i64 i = 0; i < q.lives; i++) {
+        i64 at = (q.alive[i] >> BITS) - first;
+        if (at >= 0 && at < span && place[at] >= 0 && !left[place[at]]) wanted[wants++] = q.alive[i];
     }
     wants = unique(wanted, wants);
     for (i64 i = 0; i < wants; i++) runs[place[(wanted[i] >> BITS) - first]] = 1;
@@ -275,13 +319,9 @@ PyObject *weft_divide(PyObject *given)
         for (i64 k = start[i]; runs[i] && k < start[i + 1]; k++)
             if (producer[k] >= 0) runs[producer[k]] = 1;
     part_room(&now, &m, n, count, fars);
-    Memory more = {.count = 0};
     part_room(&later, &more, n, count, fars);
     i64 *handed = room(&more, count, sizeof(i64)), *chosen = room(&more, wants, sizeof(i64));
-    if (m.failed || more.failed) {
-        free_all(&more);
-        goto end;
-    }
+    if (m.failed || more.failed) goto end;
     i64 hands = 0, last_run[2] = {-1, -1};
     for (i64 i = 0, far = 0; i < n; i++) {
         int many = is_many[type[i]];
@@ -298,6 +338,7 @@ PyObject *weft_divide(PyObject *given)
                 p->arguments[p->count++] = left[i] || producer[k] < 0 ? arguments[k] : rest[producer[k]] << BITS | (arguments[k] & LOW);
                 if (!left[i] && producer[k] < 0) handed[hands++] = arguments[k];
             }
+            if (!left[i]) present[type[i]] = 1;
         }
         far += many;
     }
@@ -307,20 +348,22 @@ PyObject *weft_divide(PyObject *given)
         for (i64 k = start[i]; runs[i] && k < start[i + 1]; k++, at++)
             if (producer[k] < 0) now.arguments[at] = -1 - position(handed, hands, arguments[k]);
     for (i64 i = 0; i < wants; i++) chosen[i] = rest[place[(wanted[i] >> BITS) - first]] << BITS | (wanted[i] & LOW);
-    found = Py_BuildValue("NNNNNNNNNNNNNNN", OUT(runs, n, char), OUT(left, n, char), OUT(wanted, wants, i64),
-                          OUT(chosen, wants, i64), OUT(handed, hands, i64), OUT(now.type, now.n, int),
-                          OUT(now.arguments, now.count, i64), OUT(now.further, now.fars, int), OUT(now.starts, now.n + 1, char),
-                          OUT(later.number, later.n, i64), OUT(later.type, later.n, int), OUT(later.arguments, later.count, i64),
-                          OUT(later.further, later.fars, int), OUT(later.starts, later.n + 1, char), OUT(later.example, later.n, int));
-    free_all(&more);
+    for (i64 t = 0; t < types; t++)
+        if (present[t]) present[presents++] = t;
+    PyObject *rows = found_rows(handed, hands, results);
+    if (rows != NULL)
+        found = Py_BuildValue("ONNNNNNNNNNNNNNNNN", q.held, rows, OUT(runs, n, char), OUT(left, n, char), OUT(wanted, wants, i64),
+                              OUT(chosen, wants, i64), OUT(handed, hands, i64), OUT(present, presents, i64), OUT(now.type, now.n, int),
+                              OUT(now.arguments, now.count, i64), OUT(now.further, now.fars, int), OUT(now.starts, now.n + 1, char),
+                              OUT(later.number, later.n, i64), OUT(later.type, later.n, int), OUT(later.arguments, later.count, i64),
+                              OUT(later.further, later.fars, int), OUT(later.starts, later.n + 1, char), OUT(later.example, later.n, int));
 end:
+    free_all(&more);
     free_all(&m);
     let_go(&a);
+    Py_XDECREF(q.held);
+    if (is_unknown && !PyErr_Occurred()) Py_RETURN_NONE;
     return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
-unknown:
-    free_all(&m);
-    let_go(&a);
-    Py_RETURN_NONE;
 }
 
 static int says(i64 known, i64 seen)
