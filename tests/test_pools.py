@@ -65,6 +65,10 @@ def test_what_is_little_memory_goes_without_the_exchange() -> None:
     few = pool.take([(part, np.array([5]))])
     assert type(few.grad_fn).__name__ == "IndexSelectBackward0"
     assert torch.equal(few[0], part.rows[5])
+    other = pool.add(torch.randn(3, 2))
+    both = pool.take([(part, np.array([5])), (other, np.array([2, 0]))])
+    assert type(both.grad_fn).__name__ == "IndexSelectBackward0"
+    assert torch.equal(both, torch.stack([part.rows[5], other.rows[2], other.rows[0]]))
 
 
 def test_backward_twice_and_of_parts() -> None:

@@ -26,6 +26,8 @@ from weft.lazy.value import Value
 from weft.lazy.workers import Examples, Waiting, greenlet
 from weft.run.options import Options
 
+_depth = torch._C._len_torch_function_stack
+
 
 class Fibers:
     """One batch: `start(i)` runs example i and returns its result."""
@@ -88,15 +90,16 @@ class Fibers:
     def _resume_all(self) -> None:
         self.resuming.extend(self.waiting)
         self.waiting = []
-        while self.resuming and self.examples.error is None:
-            stopped = self.resuming.popleft()
+        resuming, examples = self.resuming, self.examples
+        while resuming and examples.error is None:
+            stopped = resuming.popleft()
             self.go_on(stopped)
             stopped.worker.switch()
 
     def go_on(self, stopped: Waiting) -> None:
         """Put everything into the state in which an example stopped."""
-        self.running, self.example = stopped.running, stopped.example
-        self.tape.bound(stopped.example)
+        self.running, self.example, tape = stopped.running, stopped.example, self.tape
+        tape.bounds.append((len(tape.type), stopped.example))
         if stopped.setting is not PLAIN or stopped.modes:
             self._restore(stopped)
 
@@ -106,7 +109,7 @@ class Fibers:
         """The results of examples inside the running one; other examples go on while some of these wait."""
         if greenlet is None:
             return [start(number) for number in range(count)]
-        here, hub = self.set_aside(None), self.hub
+        here, hub = self.set_aside(), self.hub
         examples = Examples(count, start, here)
         self.hub = here.worker
         try:
@@ -131,7 +134,7 @@ class Fibers:
 
     def _drop(self, examples: Examples) -> None:
         """End those examples of an inner call that still wait after one has failed."""
-        here, hub = self.set_aside(None), self.hub
+        here, hub = self.set_aside(), self.hub
         self.hub = here.worker
         try:
             while found := [each for each in (*self.waiting, *self.held, *self.resuming) if each.is_of(examples)]:
@@ -149,28 +152,28 @@ class Fibers:
     def need(self, value: Value) -> None:
         """Stop this example until the value has been computed."""
         self.needed.append(value)
-        self._stop(None)
+        self._stop(self.waiting)
 
     def complete(self) -> None:
         """Stop this example until everything that was recorded so far has been computed."""
         self.completes = True
-        self._stop(None)
+        self._stop(self.waiting)
 
     def sync(self, name: str) -> None:
         """Stop this example until every other one is finished or has arrived at this name, too."""
-        self._stop(name)
+        self._stop(self.held, name)
 
-    def _stop(self, name: str | None) -> None:
+    def _stop(self, queue: list[Waiting], name: str | None = None) -> None:
         if greenlet is None:
             raise TraceError("code that depends on the values of tensors needs fibers: install greenlet")
         if self.hub is None or greenlet.getcurrent() is self.hub:
             raise TraceError("a value is needed outside of the function that is run batched")
-        (self.waiting if name is None else self.held).append(self.set_aside(name))
+        queue.append(self.set_aside(name))
         self.hub.switch()
 
-    def set_aside(self, name: str | None) -> Waiting:
+    def set_aside(self, name: str | None = None) -> Waiting:
         """What the running example needs to go on later; torch is as if none were running."""
-        tape, depth = self.tape, torch._C._len_torch_function_stack()
+        tape, depth = self.tape, _depth()
         modes = () if depth == self.depth else self._modes_aside(depth)
         stopped = Waiting(greenlet.getcurrent(), self.running, self.example, tape.setting, modes, name)
         if tape.setting is not PLAIN:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +29,8 @@ ROW_BITS = 32
 """Where a result is, as one integer: `source << ROW_BITS | row`."""
 ROW = (1 << ROW_BITS) - 1
 LEAST_ROWS = 64
-FEW_BYTES = 1 << 18
-"""To clear so much memory takes less time than an exchange."""
+FEW_BYTES = 1 << 19
+"""To copy so much memory, to clear it and to add it up takes less time than an exchange."""
 
 
 _alone = object()
@@ -122,6 +122,7 @@ class Pool:
     def __init__(self, kind: Kind, plain: bool = False) -> None:
         self.kind, self.plain = kind, plain
         self.size = 0
+        self._few = FEW_BYTES // max(kind.count * kind.dtype.itemsize, 1)
         self._parts: list[Rows] = []
         self._buffer: Tensor | None = None
         self._filled = 0
@@ -138,14 +139,15 @@ class Pool:
 
     def take(self, parts: Sequence[Part]) -> Tensor:
         """Some rows of several flushes, in this order; each at most once."""
-        if self.plain:
-            return cat([part.take(index) for part, index in parts])
-        part, index = parts[0]
-        if len(parts) == 1 and (2 * len(index) >= len(part.rows) or part.rows.nbytes <= FEW_BYTES):
-            # Torch's own gradient of it is as long as the part: that takes no longer than the exchange.
-            return part.take(index)
+        lengths = [len(part.rows) for part, _ in parts]
+        if self.plain or sum(lengths) <= max(self._few, 2 * sum([len(index) for _, index in parts])):
+            # Torch's own gradient of it is as long as the parts: that takes no longer than the exchange.
+            if len(parts) == 1:
+                return parts[0][0].take(parts[0][1])
+            firsts = [0, *accumulate(lengths[:-1])]
+            return cat([part.rows for part, _ in parts]).index_select(0, self._places(parts, firsts))
         buffer, trained = self._fill()
-        places = torch.from_numpy(np.concatenate([index + part.first for part, index in parts])).to(buffer.device)
+        places = self._places(parts, [part.first for part, _ in parts])
         if self._token is None and not trained:
             return buffer.index_select(0, places)
         if self._ledger is None:
@@ -158,6 +160,12 @@ class Pool:
             self._ledger, buffer, taken, [part.first for part in trained], self._token, *[part.rows for part in trained]
         )
         return rows
+
+    @staticmethod
+    def _places(parts: Sequence[Part], firsts: Sequence[int]) -> Tensor:
+        """Where the rows are if those of each part begin there."""
+        places = np.concatenate([index + first for (_, index), first in zip(parts, firsts, strict=True)])
+        return torch.from_numpy(places).to(parts[0][0].rows.device)
 
     def _fill(self) -> tuple[Tensor, list[Rows]]:
         """Bring the results of the last flushes into the buffer; those among them that are trained."""

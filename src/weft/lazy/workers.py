@@ -99,7 +99,7 @@ class Examples:
                     name_example(self.error, number)
             self.open -= 1
             if self.within is not None and fibers.tape.ended is None:
-                fibers.set_aside(None)
+                fibers.set_aside()
         if self.error is not None or not self.open:
             fibers.finished(self)
 
