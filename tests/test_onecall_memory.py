@@ -111,7 +111,7 @@ def test_grids(count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["child-sum", "gru"])
-@pytest.mark.parametrize("count", [1, 16])
+@pytest.mark.parametrize("count", [1, 16, 64])
 def test_dependency_trees(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = (weft.nn.ChildSumTreeLSTM if kind == "child-sum" else weft.nn.TreeGRU)(graphs.D_IN, 256)
     made = np.random.default_rng(0)

@@ -99,7 +99,8 @@ def _memory(
             sizes[storage] = 0 if storage in recorder.inside else _size(recorder, storage.count, storage.dtype)
         else:
             owners[storage] = whose.get(storage.name, "kept") if storage.name.startswith("s") else None
-    return Memory(owners, sizes, frozenset(whose.values()) & sizes.keys(), frozenset(results))
+    given = [whose[names[0]] for _, names in spent]
+    return Memory(owners, sizes, given, frozenset(results))
 
 
 def _size(recorder: Recorder, count: Size, dtype: torch.dtype) -> int:
@@ -109,12 +110,23 @@ def _size(recorder: Recorder, count: Size, dtype: torch.dtype) -> int:
 
 def _spent(before: Noted | None, saved: Sequence[Block]) -> list[tuple[Block, list[str]]]:
     """Memory that forward made and kept whole: backward may use it when it has read it."""
+    if before is None:
+        return []
+    kept: Sequence[Block] = before.results[1]
     found = []
-    kept: Sequence[Block] = () if before is None else before.results[1]
+    for at, storage in kept_whole(before.results).items():
+        found.append((saved[at], [f"s{number}" for number, one in enumerate(kept) if one.storage is storage]))
+    return found
+
+
+def kept_whole(results: Any) -> dict[int, Storage]:
+    """Of the results of a forward pass what is kept as a whole, by its number among what is kept; not what the caller sees."""
+    outputs, kept = results
+    seen = {block.storage for block in flat(outputs)}
+    found: dict[int, Storage] = {}
     for at, block in enumerate(kept):
-        parts = [number for number, one in enumerate(kept) if one.storage is block.storage]
-        if at == next((number for number in parts if _whole(kept[number])), None):
-            found.append((saved[at], [f"s{number}" for number in parts]))
+        if _whole(block) and block.storage not in seen and block.storage not in found.values():
+            found[at] = block.storage
     return found
 
 

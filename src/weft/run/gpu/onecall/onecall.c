@@ -1,5 +1,4 @@
-/* What every lowered recipe uses: launches by the driver, products by the library, a place for working memory. */
-#include <stdint.h>
+/* What every lowered recipe uses: launches by the driver, products by the library. */
 typedef unsigned u;
 typedef int (*launch_function)(void *, u, u, u, u, u, u, u, void *, void **, void **);
 typedef int (*cooperative_function)(void *, u, u, u, u, u, u, u, void *, void **);
@@ -20,45 +19,6 @@ static int launch(const int64_t *h, int kernel, int64_t programs, void *stream, 
 static int launch_together(const int64_t *h, int kernel, void *stream, void **arguments) {
     const int64_t *k = h + FIRST_KERNEL + OF_KERNEL * kernel;
     return ((cooperative_function)h[1])((void *)k[0], k[1], 1, 1, k[2], 1, 1, k[3], stream, arguments);
-}
-
-/* Memory that nobody uses from one operation to another, and as much of it as there is. */
-struct spare { char *start; int64_t bytes; int first, last; };
-
-/* The largest first, each where it fits closest: in spare memory before any other. Memory of the same time must lie apart. */
-static int64_t place(int count, const int64_t *bytes, const int *born, const int *dead,
-                     int spares, const struct spare *spare, char *room, char **at) {
-    int64_t end = 0, start[count + 1];
-    int where[count + 1], order[count + 1];
-    for (int i = 0; i < count; i++) {
-        int k = i;
-        for (; k > 0 && bytes[order[k - 1]] < bytes[i]; k--) order[k] = order[k - 1];
-        order[k] = i;
-    }
-    for (int n = 0; n < count; n++) {
-        const int i = order[n];
-        where[i] = -1;
-        for (int r = 0; r <= spares; r++) {
-            if (r == spares && where[i] >= 0) break;
-            if (r < spares && (born[i] < spare[r].first || dead[i] > spare[r].last)) continue;
-            if (r < spares && where[i] >= 0 && spare[where[i]].bytes <= spare[r].bytes) continue;
-            int64_t first = 0;
-            for (int m = 0; m < n; m++) {
-                const int j = order[m];
-                if (where[j] == r && born[i] <= dead[j] && born[j] <= dead[i]
-                    && first < start[j] + bytes[j] && start[j] < first + bytes[i]) {
-                    first = start[j] + bytes[j];
-                    m = -1;
-                }
-            }
-            if (r < spares && first + bytes[i] > spare[r].bytes) continue;
-            where[i] = r;
-            start[i] = first;
-        }
-        at[i] = (where[i] < spares ? spare[where[i]].start : room) + start[i];
-        if (where[i] == spares && start[i] + bytes[i] > end) end = start[i] + bytes[i];
-    }
-    return end;
 }
 
 /* The rows of a group's steps. How many of the limits, which ascend, a step's rows reach tells its width. */

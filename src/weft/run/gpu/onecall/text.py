@@ -14,6 +14,7 @@ from weft.run.gpu.onecall.blocks import Block, Either, Storage
 from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import NotLowered, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns, storages_of
+from weft.run.gpu.onecall.placing import SOURCE as PLACING
 from weft.run.gpu.sweep import Walk
 from weft.run.gpu.table import MOST_STRETCHES, WIDTHS
 
@@ -30,7 +31,7 @@ PRELUDE = f"""#define FIRST_KERNEL {FIRST_KERNEL}
 #define OF_KERNEL {OF_KERNEL}
 #define APART {WIDTHS.index("apart")}
 #define MOST_STRETCHES {MOST_STRETCHES}
-""" + Path(__file__).with_name("onecall.c").read_text(encoding="utf-8")
+{PLACING}""" + Path(__file__).with_name("onecall.c").read_text(encoding="utf-8")
 
 KINDS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}
 """As the library numbers them."""

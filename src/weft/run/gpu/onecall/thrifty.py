@@ -6,7 +6,8 @@ the same memory follow each other as they did. So
 1. a product that is only added to another adds itself up there: gradients of a weight that several types share need no
    memory for each type's part;
 2. of all orders that leave it so, one is looked for that needs little: a large gradient is read by all its readers, and its
-   memory free, before the next one is made.
+   memory free, before the next one is made. First by how much is in use at a time, of which orders are built up side by
+   side; then by the bytes that the blocks of such an order take when they are placed, which gaps between them make more.
 """
 
 from __future__ import annotations
@@ -19,31 +20,36 @@ from operator import or_
 from weft.run.gpu import rowcopy
 from weft.run.gpu.onecall.blocks import Block, Storage, same
 from weft.run.gpu.onecall.operations import Launch, Operation, Product, storages_of
+from weft.run.gpu.onecall.placing import Placed, Spare, bytes_of_room
 
-MOST_ORDERS = 32
+MOST_ORDERS = 16
 """So many beginnings of an order are followed at a time."""
+
+MOST_OPERATIONS = 64
+"""Of longer lists no order is looked for: that would take seconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
     """What is known of the memory that operations use: by storage whose it is, None where nobody writes it; by owner its
-    bytes. What is `given` is in use from the start, `results` are in use to the end."""
+    bytes. What is `given` is in use from the start and lies side by side, `results` are in use to the end."""
 
     owners: Mapping[Storage, Hashable | None]
     bytes: Mapping[Hashable, int]
-    given: frozenset[Hashable]
+    given: Sequence[Hashable]
     results: frozenset[Hashable]
 
     def of(self, operation: Operation) -> set[Hashable]:
-        found = {self.owners[storage] for storage in storages_of(operation)}
-        return found - {None}
+        return {owner for owner in (self.owners[storage] for storage in storages_of(operation)) if owner is not None}
 
 
 def in_thrifty_order(operations: Sequence[Operation], memory: Memory) -> list[Operation]:
     """The same operations, in the order that needs the least memory of those that are tried."""
-    plain = _Order(operations, memory)
-    least = plain.least()
-    return list(min((plain, least, least.late()), key=lambda order: order.most()).operations)
+    if len(operations) > MOST_OPERATIONS:
+        return list(operations)
+    orders = _Orders([memory.of(operation) for operation in operations], memory)
+    found = min((range(len(operations)), orders.built_up()), key=orders.room)
+    return [operations[at] for at in orders.improved(tuple(found))]
 
 
 def added_up(operations: Sequence[Operation], results: Sequence[Storage]) -> list[Operation]:
@@ -73,37 +79,40 @@ def _add_up(operations: list[Operation], launch: Launch, results: Sequence[Stora
     operations.remove(launch)
 
 
-class _Order:
-    """One order of the operations. Sets of operations are numbers, with a bit for each."""
+class _Orders:
+    """Orders of operations, of which it is known what memory each uses. Sets of operations are numbers, with a bit for each."""
 
-    def __init__(self, operations: Sequence[Operation], memory: Memory) -> None:
-        self.operations, self.memory = operations, memory
-        self.used = [memory.of(operation) for operation in operations]
+    def __init__(self, used: Sequence[set[Hashable]], memory: Memory) -> None:
+        self.used, self.memory = used, memory
         self.users: dict[Hashable, int] = {}
-        for at, used in enumerate(self.used):
-            for one in used:
+        for at, each in enumerate(used):
+            for one in each:
                 self.users[one] = self.users.get(one, 0) | 1 << at
-        self.all = (1 << len(self.used)) - 1
+        masks = [reduce(or_, [self.users[one] for one in each], 0) for each in used]
+        self.before = [mask & ((1 << at) - 1) for at, mask in enumerate(masks)]
 
-    def most(self) -> int:
-        """Bytes in use at the highest point."""
-        found = [sum(self.memory.bytes.get(one, 0) for one in self.memory.given)]
-        now, done = found[0], 0
-        for at in range(len(self.used)):
-            found.append(now + self._new(at, done))
-            now += self._new(at, done) - self._freed(at, done)
-            done |= 1 << at
-        return max(found)
+    def room(self, order: Sequence[int]) -> int:
+        """Bytes that an order needs beside what is given and the results."""
+        first: dict[Hashable, int] = {}
+        last: dict[Hashable, int] = {}
+        for when, at in enumerate(order):
+            for one in self.used[at]:
+                first.setdefault(one, when)
+                last[one] = when
+        fixed = [*self.memory.given, *self.memory.results]
+        working = [Placed(self.memory.bytes.get(one, 0), first[one], last[one]) for one in first if one not in fixed]
+        given = [Spare(self.memory.bytes[one], last.get(one, -1) + 1, len(order)) for one in self.memory.given]
+        results = [Spare(self.memory.bytes[one], 0, first[one] - 1) for one in self.memory.results if one in first]
+        return bytes_of_room(working, given, results)
 
-    def least(self) -> _Order:
-        """Of many orders, built up side by side, the one that needs the least."""
-        before = [reduce(or_, [self.users[one] for one in used], 0) & ((1 << at) - 1) for at, used in enumerate(self.used)]
+    def built_up(self) -> tuple[int, ...]:
+        """The order with the least in use at its highest point, of those that are followed."""
         found: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
         for _ in self.used:
             longer: dict[int, tuple[int, int, tuple[int, ...]]] = {}
             for done, (most, now, order) in found.items():
                 for at in range(len(self.used)):
-                    if done >> at & 1 or before[at] & ~done:
+                    if done >> at & 1 or self.before[at] & ~done:
                         continue
                     high = now + self._new(at, done)
                     made = max(most, high), high - self._freed(at, done), (*order, at)
@@ -111,34 +120,34 @@ class _Order:
                     if known is None or made < known:
                         longer[done | 1 << at] = made
             found = dict(sorted(longer.items(), key=lambda item: item[1])[:MOST_ORDERS])
-        return self._reordered(found[self.all][2])
+        return found[(1 << len(self.used)) - 1][2]
 
-    def late(self) -> _Order:
-        """What allocates comes right before the next operation on that memory."""
-        found: list[int] = []
-        for at in range(len(self.used) - 1, -1, -1):
-            done, place = (1 << at) - 1, 0
-            if self._new(at, done) > self._freed(at, done):
-                place = next((i for i, one in enumerate(found) if self.used[one] & self.used[at]), 0)
-            found.insert(place, at)
-        return self._reordered(found)
+    def improved(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        """An order in which no operation has a better place."""
+        least, again = self.room(order), True
+        while again and least:
+            again = False
+            for at in range(len(order)):
+                for other in self._moved(order, at):
+                    room = self.room(other)
+                    if room < least:
+                        order, least, again = other, room, True
+        return order
+
+    def _moved(self, order: tuple[int, ...], at: int) -> list[tuple[int, ...]]:
+        """An operation at other places, as far as it may go."""
+        here = order.index(at)
+        rest = order[:here] + order[here + 1 :]
+        first = max((place + 1 for place, one in enumerate(rest) if self.before[at] >> one & 1), default=0)
+        last = min((place for place, one in enumerate(rest) if self.before[one] >> at & 1), default=len(rest))
+        return [(*rest[:place], at, *rest[place:]) for place in range(first, last + 1) if place != here]
 
     def _new(self, at: int, done: int) -> int:
         """Bytes that an operation is the first to use."""
-        return sum(
-            self.memory.bytes.get(one, 0)
-            for one in self.used[at]
-            if not self.users[one] & done and one not in self.memory.given
-        )
+        new = [one for one in self.used[at] if not self.users[one] & done and one not in self.memory.given]
+        return sum(self.memory.bytes.get(one, 0) for one in new)
 
     def _freed(self, at: int, done: int) -> int:
         """Bytes that it is the last to use."""
-        left = self.all & ~done & ~(1 << at)
-        return sum(
-            self.memory.bytes.get(one, 0)
-            for one in self.used[at]
-            if not self.users[one] & left and one not in self.memory.results
-        )
-
-    def _reordered(self, order: Sequence[int]) -> _Order:
-        return _Order([self.operations[at] for at in order], self.memory)
+        freed = [one for one in self.used[at] if not self.users[one] & ~(done | 1 << at) and one not in self.memory.results]
+        return sum(self.memory.bytes.get(one, 0) for one in freed)
