@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 import weft
 import weft.testing
@@ -20,16 +21,17 @@ from test_lazy_random import OPTIONS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # the loop's first product, in autograd's own thread
+]
 CUDA = torch.device("cuda")
 BATCH = 16
 
 
 def there(inputs: Any) -> Any:
     """Tensors on the device, in double precision where they hold floating-point numbers; all else as it is."""
-    if isinstance(inputs, Tensor):
-        return inputs.to(CUDA, torch.float64 if inputs.is_floating_point() else inputs.dtype)
-    return [there(one) for one in inputs] if isinstance(inputs, list) else inputs
+    return tree_map_only(Tensor, lambda one: one.to(CUDA, torch.float64 if one.is_floating_point() else one.dtype), inputs)
 
 
 @pytest.fixture
@@ -45,13 +47,13 @@ def test_example_equals_its_loop(name: str, double: None) -> None:
     """Constants that the code makes are on the device, as with `torch.set_default_device`."""
     fn, *inputs = import_module(f"examples.{name}").example(6)
     with CUDA:
-        weft.testing.assert_equivalent(fn.to(CUDA).double(), *map(there, inputs), policies=["auto"], backends=["auto"])
+        weft.testing.assert_equivalent(fn.to(CUDA).double(), *there(inputs), policies=["auto"], backends=["auto"])
 
 
 @pytest.mark.parametrize("name", ["tree_decoder", "early_exit"])
 def test_tensors_on_the_device_are_enough(name: str) -> None:
     fn, *inputs = import_module(f"examples.{name}").example(6)
-    weft.testing.assert_equivalent(fn.to(CUDA).double(), *map(there, inputs), policies=["auto"], backends=["auto"])
+    weft.testing.assert_equivalent(fn.to(CUDA).double(), *there(inputs), policies=["auto"], backends=["auto"])
 
 
 @pytest.mark.parametrize("number", range(8))

@@ -72,12 +72,17 @@ class Tensor(_Leaf):
         return TypeMismatch(f"expected something that converts to {self.output_type!r}, got {brief(value)}")
 
 
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    like = torch.float32 if dtype is torch.bfloat16 else dtype
+    return torch.zeros((), dtype=like, device="cpu").numpy().dtype
+
+
 class ToArray:
     """Converts to an array of one shape; tensors are left as they are, for their gradient."""
 
     def __init__(self, type: TensorType) -> None:
         self.shape, self.dtype, self.text = type.shape, type.dtype, repr(type)
-        self.numpy = torch.zeros((), dtype=type.dtype).numpy().dtype if type.dtype != torch.bfloat16 else np.dtype("float32")
+        self.numpy = _numpy_dtype(type.dtype)
 
     def __call__(self, x: Any) -> Any:
         check_range(x, self.dtype)

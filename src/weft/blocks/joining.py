@@ -123,7 +123,8 @@ class SideBySide:
     def __call__(self, *numbers: Any) -> Any:
         if self.plain.issuperset(map(type, numbers)):
             return numbers
-        return torch.stack([torch.as_tensor(number, dtype=self.dtype) for number in numbers])
+        there = next((number.device for number in numbers if isinstance(number, Tensor)), "cpu")
+        return torch.stack([torch.as_tensor(number, dtype=self.dtype, device=there) for number in numbers])
 
 
 def _joining(dim: int, parts: list[_Part]) -> Body:

@@ -66,7 +66,7 @@ class SharedModule(nn.Module):
         for module in self._each() if recurse else (self,):
             if isinstance(module, SharedModule):
                 nn.Module._apply(module, fn, recurse=False)
-                module._applied(lambda dtype: fn(torch.zeros((), dtype=dtype)).dtype)
+                module._applied(lambda dtype: fn(torch.zeros((), dtype=dtype, device="cpu")).dtype)
             else:
                 module._apply(fn)
         return self

@@ -92,7 +92,7 @@ class TensorType(ResultType):
         return None if self.ragged else int(np.prod(self.shape, dtype=np.int64))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        zeros = torch.zeros(self.shape, dtype=self.dtype).numpy()
+        zeros = torch.zeros(self.shape, dtype=self.dtype, device="cpu").numpy()
         return zeros if dtype is None else zeros.astype(dtype)
 
 

@@ -42,11 +42,13 @@ class DepthSampler(Sampler[list[int]]):
         for name, number in (("batch_size", batch_size), ("pool", pool)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise TypeMismatch(f"DepthSampler: {name}: expected a positive integer, got {number!r}")
-        self.depths = torch.as_tensor(depths)
+        self.depths = torch.as_tensor(depths, device="cpu")
         if self.depths.dim() != 1:
             raise TypeMismatch(f"DepthSampler: depths: expected one number per example, got shape {list(self.depths.shape)}")
         self.batch_size, self.pool, self.drop_last = batch_size, pool, drop_last
-        self.seed = int(torch.randint(1 << 62, (), generator=generator))
+        self.seed = int(
+            torch.randint(1 << 62, (), generator=generator, device="cpu" if generator is None else generator.device)
+        )
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -60,13 +62,13 @@ class DepthSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         self.epoch += 1
-        order = torch.randperm(len(self.depths), generator=generator)
+        order = torch.randperm(len(self.depths), generator=generator, device="cpu")
         batches: list[list[int]] = []
         for chosen in order.split(self.batch_size * self.pool):
             by_depth = chosen[torch.argsort(self.depths[chosen], stable=True)]
             batches += [batch.tolist() for batch in by_depth.split(self.batch_size)]
         full = [batch for batch in batches if len(batch) == self.batch_size]
         rest = [batch for batch in batches if len(batch) < self.batch_size and not self.drop_last]
-        for at in torch.randperm(len(full), generator=generator).tolist():
+        for at in torch.randperm(len(full), generator=generator, device="cpu").tolist():
             yield full[at]
         yield from rest

@@ -25,6 +25,7 @@ from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, undisturbed
 from weft.graph.hooks import has_backward_hooks, hooked
 from weft.graph.lowering import CellMode
+from weft.graph.placed import is_on, placed
 from weft.graph.plain import Plain, Run, quietly, row_by_row
 from weft.graph.ports import PER_EDGE, ports_of
 from weft.graph.program import Port
@@ -115,12 +116,17 @@ def discover(body: Body, spec: Spec, sample: Sample | None = None) -> Signature:
         return stand_ins[id(tensor)]
 
     if sample is None:
-        with _quiet(), mode, torch.no_grad(), CellMode(stand_in):
+        with _quiet(), mode, torch.no_grad(), placed(spec.device), CellMode(stand_in):
             outputs = dict(body(OneRow(spec, ask)))
         outputs = {name: stand_in(value) for name, value in outputs.items()}
     else:
-        with torch.no_grad(), undrawn(spec.device):
+        with torch.no_grad(), undrawn(spec.device), placed(spec.device):
             outputs = dict(body(OneRow(spec, ask)))
+    for value in outputs.values():
+        if not is_on(value, spec.device):
+            raise TraceError(
+                f"a tensor on {value.device} in a batched call whose tensors are on {spec.device}; move one of them"
+            )
     specs = {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in outputs.items()}
     return Signature(asked, tuple(captures), specs)
 
@@ -152,7 +158,7 @@ def trace(
     try:
         signature, surroundings = _discovered(body, spec, surroundings)
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
-        with undisturbed(surroundings):
+        with undisturbed(surroundings), placed(spec.device):
             tape = _tape(body, spec, signature)
     except (WeftError, *FROM_OUTSIDE):
         raise

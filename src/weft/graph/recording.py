@@ -72,10 +72,16 @@ class Recorder:
 
 def table(rows: list[Any], dtype: torch.dtype) -> Table:
     """Rows of fed data as one table: tensors are stacked with their gradients, numbers and arrays become an array."""
-    if any(isinstance(row, Tensor) for row in rows):
-        return stack([torch.as_tensor(row, dtype=dtype) for row in rows])
-    found = torch.as_tensor(np.asarray(rows)).to(dtype)
+    there = next((row.device for row in rows if isinstance(row, Tensor)), None)
+    if there is not None:
+        return stack([torch.as_tensor(row, dtype=dtype, device=there) for row in rows])
+    found = torch.from_numpy(np.asarray(rows)).to(dtype)
     return found if dtype is torch.bfloat16 else found.numpy()
+
+
+def as_tensor(rows: Table) -> Tensor:
+    """A table as a tensor. Arrays stay on the host, whatever `torch.set_default_device` says."""
+    return rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,5 +139,5 @@ def merge_tables(programs: Sequence[CallProgram]) -> dict[tuple[int, int], Table
 
 def _joined(tables: list[Table]) -> Table:
     if any(isinstance(part, Tensor) for part in tables):
-        return cat([torch.as_tensor(part) for part in tables])
+        return cat([as_tensor(part) for part in tables])
     return np.concatenate(tables)

@@ -175,5 +175,5 @@ def _on_no_device(fn: Any) -> Any:
 
 
 def _nowhere(tensor: Tensor) -> Tensor:
-    made = torch.empty(tensor.shape, dtype=tensor.dtype)
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made

@@ -122,7 +122,9 @@ def _writing(func: Any) -> Any:
 
         def write(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if name == "__setitem__" and _is_mask(args[0], target) and _is_single(args[1]):
-                return torch.where(_wide(args[0], target), torch.as_tensor(args[1], dtype=target.dtype), target)
+                return torch.where(
+                    _wide(args[0], target), torch.as_tensor(args[1], dtype=target.dtype, device=target.device), target
+                )
             if twin is not None:
                 result: Tensor = twin(target, *args, **kwargs)
                 if result.shape == target.shape and torch.can_cast(result.dtype, target.dtype):

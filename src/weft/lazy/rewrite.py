@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
-from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, as_tensor
 from weft.graph.uncast import cat
 from weft.lazy.chains import LOW, Longs, Recorded
 from weft.lazy.coarsen import Coarse
@@ -120,7 +120,7 @@ def _joined(tables: Sequence[Table], order: Longs | None) -> Table:
     if order is None:
         return tables[0]
     if any(isinstance(part, Tensor) for part in tables):
-        return cat([torch.as_tensor(part) for part in tables]).index_select(0, torch.from_numpy(order))
+        return cat([as_tensor(part) for part in tables]).index_select(0, torch.from_numpy(order))
     joined: Table = np.concatenate(tables)[order]
     return joined
 

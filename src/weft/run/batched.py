@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.errors import WeftError
+from weft.graph.placed import placed
 from weft.run.call import Call
 from weft.run.cpu.execution import NativeExecution
 from weft.run.execution import Execution
@@ -22,7 +23,7 @@ _BY_RECIPE: dict[str, type[Execution]] = {"native": NativeExecution, "triton": G
 
 def run_batched(call: Call) -> list[Tensor]:
     """The wanted rows; differentiable where torch would be."""
-    with _placed(call.device):
+    with placed(call.device):
         execution = execution_of(call)
         if not execution.training:
             with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE:
@@ -34,11 +35,6 @@ def run_batched(call: Call) -> list[Tensor]:
         results = apply(execution, *execution.tensors)
         execution.tensors = []
         return list(results)
-
-
-def _placed(device: torch.device) -> AbstractContextManager[Any]:
-    """New tensors are made on the call's device, also where `torch.set_default_device` says otherwise."""
-    return device if _C._len_torch_function_stack() else _ANYWHERE
 
 
 def execution_of(call: Call) -> Execution:
@@ -68,7 +64,7 @@ class _Batched(torch.autograd.Function):
         saved = ctx.saved_tensors
         if any(grad is not None and _C._functorch.is_legacy_batchedtensor(grad) for grad in grads):
             raise WeftError("a batched call takes one cotangent at a time: leave out is_grads_batched=True and vectorize=True")
-        with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE, _placed(ctx.execution.call.device):
+        with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE, placed(ctx.execution.call.device):
             given = [None if grad is None else grad.resolve_neg() for grad in grads]  # kernels read memory as it is
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], given)
         if not _autograd._get_current_graph_task_keep_graph():

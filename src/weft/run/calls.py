@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.graph.calls import KEY, Library
 from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
-from weft.graph.recording import OUTPUT_BITS, CallProgram, References, merge_calls, merge_tables
+from weft.graph.recording import OUTPUT_BITS, CallProgram, References, as_tensor, merge_calls, merge_tables
 from weft.graph.uncast import cat, stack, uncast
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
@@ -175,7 +175,7 @@ def engine_call(
     feeds: dict[tuple[Any, ...], Tensor] = {}
     for i, t in enumerate(prepared.types):
         for number in range(len(library.types[t].feeds)):
-            feeds[i, "data", number] = torch.as_tensor(tables[t, number]).to(device)
+            feeds[i, "data", number] = as_tensor(tables[t, number]).to(device)
     backend = options.backend_on(device)
     results = [each for _, each in prepared.results]
     call = Call(plan, cells, feeds, (), results, device, options.recompute, backend, captured=captured)
@@ -295,7 +295,7 @@ def _one_by_one(library: Library, program: CallProgram, wanted: References, blam
     """The reference: calls in the order in which they were recorded, ordinary autograd, ordinary tracebacks."""
     results: list[Sequence[Tensor]] = []
     arguments, further = program.arguments.tolist(), iter(program.further.tolist())
-    fed = {key: torch.as_tensor(rows).to(library.types[key[0]].device).unbind(0) for key, rows in program.data.items()}
+    fed = {key: as_tensor(rows).to(library.types[key[0]].device).unbind(0) for key, rows in program.data.items()}
     seen: dict[int, int] = {}
     at = 0
     for number, t in enumerate(program.type.tolist()):

@@ -87,7 +87,8 @@ def _gradients(leaves: Mapping[str, Tensor], variables: Mapping[str, Tensor], se
     for leaf in leaves.values():
         if leaf.is_floating_point() or leaf.is_complex():
             wide = torch.complex128 if leaf.is_complex() else torch.float64
-            cotangent = torch.randn(leaf.shape, generator=generator, dtype=wide)  # drawn for all, so that all runs agree
+            # Drawn for all, so that all runs agree.
+            cotangent = torch.randn(leaf.shape, generator=generator, dtype=wide, device="cpu")
             if leaf.requires_grad:
                 outputs.append(leaf)
                 cotangents.append(cotangent.to(leaf.device, leaf.dtype))

@@ -1,0 +1,95 @@
+"""With `torch.set_default_device`, whatever that is, calls stay on the device of what they were given.
+
+The default device is "meta" here, whose tensors hold nothing: a tensor that weft makes there by mistake cannot pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import weft
+import weft.blocks as wb
+import weft.testing
+from block_parts import assert_equal
+from test_blocks_battery import CASES
+from test_lazy_examples import EXAMPLES
+from weft.data import DepthSampler
+from weft.testing import random_program
+from weft.testing.programs import SAMPLES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+NOWHERE = torch.device("meta")
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def gradients(model: Any, results: Any) -> list[Tensor | None]:
+    found = [leaf.sum() for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return list(torch.autograd.grad(torch.stack(found).sum(), list(model.parameters()), allow_unused=True))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(name: str, double: None) -> None:
+    fn, *inputs = import_module(f"examples.{name}").example(5)
+    inputs = tree_map_only(Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, inputs)
+    expected = [fn(*each) for each in zip(*inputs, strict=True)]
+    with NOWHERE:
+        found = weft.batched(fn, stack=False)(*inputs)
+    mine, theirs = gradients(fn, found), gradients(fn, expected)
+    assert_equal(found, expected)
+    for one, other in zip(mine, theirs, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or torch.allclose(one, other, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["Fold", "NGrams", "Record", "Json", "Attend"])
+def test_blocks(name: str, double: None) -> None:
+    block, examples = CASES[name].make(), CASES[name].examples
+    expected, net = [block.eval_one(example) for example in examples], wb.compile(block)
+    net.stack = False
+    with NOWHERE:
+        assert_equal(net(examples), expected)
+        assert_equal(block.eval_one(examples[0]), expected[0])
+
+
+@pytest.mark.parametrize("sample", list(SAMPLES)[:4])
+def test_vertex_functions(sample: str) -> None:
+    program, inputs = random_program(3, sample=sample)
+    expected = program(*inputs, backend="reference")
+    with NOWHERE:
+        torch.testing.assert_close(program(*inputs), expected)
+
+
+def test_batches_are_drawn_on_the_host() -> None:
+    expected = list(DepthSampler([1, 2, 3, 4], 2, generator=torch.Generator().manual_seed(1)))
+    with NOWHERE:
+        assert list(DepthSampler([1, 2, 3, 4], 2, generator=torch.Generator().manual_seed(1))) == expected
+
+
+class Elsewhere(weft.VertexFunction):
+    def forward(self, v: Any) -> None:
+        v.scatter(h=v.pull())
+        v.push(torch.zeros(3, device="meta"))
+
+
+def test_a_tensor_made_elsewhere_is_an_error() -> None:
+    message = "a tensor on meta in a batched call whose tensors are on cpu; move one of them"
+    for fn in (lambda x: (x, torch.zeros(3, device="meta")), lambda x: torch.stack([x, torch.zeros(3, device="meta")])):
+        with pytest.raises(weft.TraceError, match=message):
+            weft.batched(fn)(torch.randn(4, 3))
+    with pytest.raises(weft.TraceError, match=message):
+        Elsewhere({"h": 3})(weft.Graph([[], [0]]), torch.randn(2, 3))
