@@ -56,7 +56,7 @@ class Uploaded:
 
     def _copied(self, total: int, device: torch.device) -> Tensor:
         """Through pinned memory that torch keeps."""
-        pinned = torch.empty(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+        pinned = torch.empty(total, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
         into = pinned.numpy()
         for block, (_, _, at) in zip(self.blocks, self.spans, strict=True):
             into[at : at + block.size] = block.reshape(-1)

@@ -83,7 +83,7 @@ def ring(device: torch.device) -> Ring | None:
     """The ring of a device; None without driver or compiler, and while launches are captured instead of run."""
     if device not in _rings:
         try:
-            _rings[device] = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8, pin_memory=True), Driver())
+            _rings[device] = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8, device="cpu", pin_memory=True), Driver())
         except LookupError:
             _rings[device] = None
     if torch.cuda.is_current_stream_capturing():
