@@ -16,7 +16,7 @@ from weft import cc
 from weft.run import spare
 from weft.run.cpu import kernel, parallel, pointwise, walktext
 from weft.run.cpu.formulas import PRELUDE
-from weft.run.recipetypes import TypeText
+from weft.run.cpu.recipetypes import NativeTypeText
 from weft.testing import assert_equivalent, random_structure
 
 COMPILER = cc.compiler()
@@ -278,8 +278,8 @@ def test_what_is_only_handed_on_goes_straight_to_its_place(monkeypatch: pytest.M
     model, graph = weft.nn.TreeFC(6), weft.Graph.batch(trees)
     x = torch.randn(graph.num_vertices, 6)
     straight: list[str] = []
-    feed_into = TypeText.feed_into
-    monkeypatch.setattr(TypeText, "feed_into", lambda self, *args: (straight.append(args[1]), feed_into(self, *args))[1])
+    feed_into = NativeTypeText.feed_into
+    monkeypatch.setattr(NativeTypeText, "feed_into", lambda self, *args: (straight.append(args[1]), feed_into(self, *args))[1])
     with torch.no_grad():
         for _ in range(3):
             model(graph, x)

@@ -34,7 +34,7 @@ def test_what_one_recipe_asked_the_next_one_does_not_ask_again() -> None:
     def question(name: str) -> Any:
         return lambda indices: asked.append(name) or name
 
-    nothing: Any = SimpleNamespace(traits=None)
+    nothing: Any = SimpleNamespace(traits=lambda back: None)
     first = Writer(nothing)
     first.ask("a", question("a"))
     first.say(f"{first.fact('one', question('fact one'))}")
@@ -60,21 +60,21 @@ def _noting(asked: list[str], name: str, question: Any) -> Any:
 
 
 def test_plans_of_equal_traits_are_asked_once_but_for_numbers_of_rows() -> None:
-    plan: Any = SimpleNamespace(traits="a", answer=1, rows=5)
+    plan: Any = SimpleNamespace(traits=lambda back: "a", answer=1, rows=5)
     asked: list[str] = []
     writer = Writer(plan)
     writer.ask("answer", _noting(asked, "answer", lambda one: one.answer))
     writer.ask("many", _noting(asked, "many", lambda one: one.rows > 3), by_rows=True)
     recipe = writer.recipe("tensors", "[]")
     asked.clear()
-    assert recipe.suits(plan) and recipe.suits(SimpleNamespace(traits="a", answer=1, rows=4))
+    assert recipe.suits(plan) and recipe.suits(SimpleNamespace(traits=lambda back: "a", answer=1, rows=4))
     assert asked == ["answer", "many", "many"]
-    assert not recipe.suits(SimpleNamespace(traits="a", answer=1, rows=3))
+    assert not recipe.suits(SimpleNamespace(traits=lambda back: "a", answer=1, rows=3))
     asked.clear()
-    other: Any = SimpleNamespace(traits="b", answer=2, rows=5)
+    other: Any = SimpleNamespace(traits=lambda back: "b", answer=2, rows=5)
     assert not recipe.suits(other) and not recipe.suits(other)
     assert asked == ["answer"]
-    assert recipe.suits(SimpleNamespace(traits=None, answer=1, rows=4))
+    assert recipe.suits(SimpleNamespace(traits=lambda back: None, answer=1, rows=4))
 
 
 right = Quick._written

@@ -70,7 +70,7 @@ def test_sweeps_are_walks_and_later_calls_go_by_a_recipe(model: weft.VertexFunct
         third = model(other, x[: other.num_vertices])
         expected = model(other, x[: other.num_vertices], backend="reference")
     assert len(walks_of(model, "during")) == 1 and len(recipes_of(model)) == 1
-    assert "walk" in recipes_of(model)[0].source
+    assert "jobs" in recipes_of(model)[0].source
     assert torch.equal(first, second)
     torch.testing.assert_close(third, expected)
     assert_equivalent(model, graph, x)

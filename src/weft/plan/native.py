@@ -159,3 +159,29 @@ def _return(
         return Return(read.type, read.port, group, first, last, count, bounds, starts, without, single=rows)
     several = back[index : index + count], back[offsets : offsets + last - first + 1]
     return Return(read.type, read.port, group, first, last, count, bounds, starts, without, *several)
+
+
+MOST_WANTED = 64
+"""So many kinds of results are told apart in C."""
+
+
+def wanted_natively(plan: Plan, wanted: Longs, bits: int) -> list[tuple[int, int, Ints, Ints, Ints]] | None:
+    """Wanted results by kind: type, output, places among the wanted ones, nodes, rows within the type; None where C cannot.
+
+    `wanted` are references: a node, and in the last `bits` bits one of its outputs.
+    """
+    made = native(plan)
+    if made is None or not wanted.flags.c_contiguous:
+        return None
+    program, count = made.program, len(wanted)
+    out = np.empty(3 * MOST_WANTED + 3 * count + program.num_nodes, dtype=np.int32)
+    given = made.layout.types, address(program.type), program.num_nodes, address(wanted), count, bits, MOST_WANTED, address(out)
+    kinds = library().weft_wanted(made.place, made.layout.rows(0), *given)
+    told, found, start = out[: 3 * kinds].tolist(), [], 0
+    for type, output, end in zip(told[::3], told[1::3], told[2::3], strict=True):
+        first, last = 3 * MOST_WANTED + start, 3 * MOST_WANTED + end
+        found.append(
+            (type, output, out[first:last], out[first + count : last + count], out[first + 2 * count : last + 2 * count])
+        )
+        start = end
+    return found or None

@@ -16,6 +16,7 @@ from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, as_tensor, merge_calls, merge_tables
 from weft.graph.uncast import cat, stack, uncast
+from weft.plan.native import wanted_natively
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
 from weft.run.batched import run_batched
@@ -252,13 +253,16 @@ def _planned(
 
 def _wanted_groups(plan: Plan, results: References) -> tuple[tuple[Ints, Wanted], ...]:
     """The wanted references by type and output, with their places among all wanted ones."""
+    found = wanted_natively(plan, results, OUTPUT_BITS) or _with_numpy(plan, results)
+    return tuple([(at, Wanted((output, KEY), nodes, type, rows)) for type, output, at, nodes, rows in found])
+
+
+def _with_numpy(plan: Plan, results: References) -> list[tuple[int, int, Ints, Ints, Ints | None]]:
+    """The slow twin of finding them in C."""
     nodes, outputs = results >> OUTPUT_BITS, results & LOW
     keys = plan.program.type[nodes].astype(np.int64) << OUTPUT_BITS | outputs
-    groups: list[tuple[Ints, Wanted]] = []
-    for key in np.unique(keys).tolist():
-        at = np.flatnonzero(keys == key)
-        groups.append((at.astype(np.int32), Wanted((key & LOW, KEY), nodes[at].astype(np.int32), key >> OUTPUT_BITS)))
-    return tuple(groups)
+    places = [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+    return [(key >> OUTPUT_BITS, key & LOW, at.astype(np.int32), nodes[at].astype(np.int32), None) for key, at in places]
 
 
 def in_order(groups: Sequence[Group], count: int) -> list[Tensor]:

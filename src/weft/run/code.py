@@ -104,7 +104,7 @@ class CellCode:
             )
             codes = {stage: self._compile(cut, stage) for stage in cut.pieces if cut.pieces[stage].gives}
             self._by_cotangents[given] = cut, codes
-            self.pending += [(codes, cut.pieces[stage]) for stage in codes if codes[stage].kernels]
+            self.pending += [(codes, cut.pieces[stage]) for stage in codes if codes[stage].functions]
             for value, name in ((v, n) for n, v in cut.tape.inputs.items()):
                 self.input_name[value.name] = name
         return self._by_cotangents[given]
@@ -117,15 +117,19 @@ class CellCode:
             exchanged = [value for name, value in cut.outputs.items() if name in self.role.exchanged]
             stores = [value for value in piece.gives if any(value is other for other in exchanged)]
         if self.role.backend == "native":
-            spare = None if per_step else self.spare
-            native = emit_native(piece, stores, (), per_step, self._through_index(cut), spare)
-            if native is None:
-                return emit(piece, stores)
-            return replace(native, walk=self._walk(cut, stage, native) if per_step else make_walk(piece, stores))
+            return self._compile_natively(cut, stage, stores)
         if self.role.backend == "triton":
             return emit_triton(piece, stores) or emit(piece, stores)
         code = emit(piece, stores)
         return compile_piece(piece, code) if per_step and self.role.backend == "compiled" else code
+
+    def _compile_natively(self, cut: Split, stage: str, stores: list[Value]) -> Code:
+        piece, indexed = cut.pieces[stage], self._through_index(cut)
+        if stage in PER_STEP:
+            native = emit_native(piece, stores, (), True, indexed)
+            return emit(piece, stores) if native is None else replace(native, walk=self._walk(cut, stage, native))
+        native = emit_native(piece, stores, through_index=indexed, spare=self.spare)
+        return replace(native or emit(piece, stores), walk=make_walk(piece, stores))
 
     def _walk(self, cut: Split, stage: str, code: Code, leave_out: Iterable[Value] = ()) -> Walk | None:
         indexed = {name: slots for name, slots in self._through_index(cut).items() if name in code.indexed}

@@ -46,7 +46,7 @@ def kind_of(call: Call, tensors: list[Tensor], places: list[int]) -> Kind:
         needs = [False] * len(tensors)
     wanted = [one.kind(plan) for one in call.wanted]
     now = (needs, places, wanted, call.backend, call.recompute, call.device, [*call.feeds], call.cells, plan.shape)
-    recent: list[tuple[Any, Kind]] = call.cells[plan.present[0]].recent if plan.present else []
+    recent: list[tuple[Any, Kind]] = call.cells[plan.present[-1]].recent if plan.present else []  # the first many calls share
     for known, kind in recent:
         if known == now:
             return kind

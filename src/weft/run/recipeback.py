@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.graph.ports import port_of
 from weft.graph.segments import bag_sum
-from weft.graph.tape import Name
+from weft.graph.tape import Name, Value
 from weft.plan.plan import NOT_A_SLICE, Group
 from weft.run.backward import Backward
 from weft.run.execution import Execution
@@ -53,6 +53,7 @@ class BackText:
     parameters: str
     """Of the function that is written."""
     type_text: type[TypeText] = TypeText
+    writer_class: type[Writer] = Writer
     take: Callable[..., Tensor]
     """Rows of one tensor, plus rows of another."""
     put: Callable[..., None]
@@ -68,7 +69,7 @@ class BackText:
     ) -> None:
         self.execution, self.plan, self.backward = execution, execution.plan, backward
         self.tensors, self.grads = tensors, grads
-        self.writer = Writer(execution.indices, before)
+        self.writer = self.writer_class(execution.indices, before)
         about: Saved = before.about
         names, arenas = about.names, about.arenas
         kept = [self.writer.fresh() for _ in (*names, *arenas)]
@@ -134,7 +135,11 @@ class BackText:
         for name, value in cut.tape.inputs.items():
             if name[0] == "ct" and name[1] not in text.code.role.recurrent_out and any(value is one for one in taken):
                 parts = self.outside(number, text, name[1])
-                text.store[value.name] = self.total(parts) or self.writer.let(f"{text.empty(value)}.zero_()")
+                text.store[value.name] = self.sum_of(parts, text, value)
+
+    def sum_of(self, parts: list[Taken], text: TypeText, value: Value) -> str:
+        """The gradient of an output, from all parts of it."""
+        return self.total(parts) or self.writer.let(f"{text.empty(value)}.zero_()")
 
     def _back(self, key: tuple[int, int, int]) -> BackIndex | None:
         """One way back, if it is there; it must be there, or not, in every plan of this recipe."""

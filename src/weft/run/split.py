@@ -76,11 +76,8 @@ def split(
     from_given_ct = _descendants(tape, [v for name, v in tape.inputs.items() if name[0] == "ct" and name[1] in cotangents])
     leave_out_absent(tape, from_ct - from_given_ct)
     from_recurrent_ct = _descendants(tape, [v for n, v in tape.inputs.items() if n[0] == "ct" and n[1] in recurrent_out])
-    wanted = {}
-    for name in gradients:
-        value = tape.outputs.get(("grad", name))
-        if value is not None and id(value) in from_given_ct:
-            wanted[name] = value
+    found = ((name[1], value) for name, value in tape.outputs.items() if name[0] == "grad" and name[1] in gradients)
+    wanted = {name: value for name, value in found if value is not None and id(value) in from_given_ct}
     _tell_who_learns(tape, gradients)
     forward = _ancestors(tape, outputs.values())
     states = _ancestors(tape, [v for name, v in outputs.items() if name in recurrent_out])

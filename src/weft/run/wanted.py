@@ -14,11 +14,15 @@ from weft.plan.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """One tensor of results: the rows of `nodes`, in that order, or of all nodes. `type`: they are all of this type."""
+    """One tensor of results: the rows of `nodes`, in that order, or of all nodes.
+
+    `type`: they are all of this type. `known_rows`: and in the plan that runs these are their rows.
+    """
 
     name: Name
     nodes: Ints | None = None
     type: int | None = None
+    known_rows: Ints | None = None
 
     def types(self, plan: Plan) -> tuple[int, ...]:
         """The types whose output is wanted."""
@@ -32,10 +36,16 @@ class Wanted:
         """Equal for what recipes fetch alike, whichever nodes it is."""
         return self.name, self.nodes is None, *self.types(plan)
 
+    def rows(self, plan: Plan) -> Ints:
+        """The row of each of the nodes within its type."""
+        assert self.nodes is not None
+        rows: Ints = plan.row[self.nodes] if self.known_rows is None else self.known_rows
+        return rows
+
     def parts(self, plan: Plan) -> list[tuple[int, Ints | None, Ints]]:
         """For some nodes: by type, where in the result (None: everywhere), and which rows of the type."""
         assert self.nodes is not None
-        rows = plan.row[self.nodes]
+        rows = self.rows(plan)
         kinds = self.types(plan)
         if len(kinds) == 1:
             return [(kinds[0], None, rows)]

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.plan.library import address
 from weft.run.backward import Backward
-from weft.run.cpu.recipeback import NativeBackText, fresh
+from weft.run.cpu.facts import facts_of
+from weft.run.cpu.recipeback import NativeBackText
 from weft.run.cpu.recipeforward import NativeForwardText
 from weft.run.cpu.walking import watched
 from weft.run.execution import Execution
 from weft.run.recipe import MOST_RECIPES, Recipe, written
 from weft.run.recipeforward import Saved
+from weft.run.wanted import Wanted
 
 
 class NativeExecution(Execution):
@@ -35,9 +38,8 @@ class NativeExecution(Execution):
                 known.append(written(NativeForwardText(self)))
             return outputs
         made: list[Tensor]
-        parts = [None if wanted.nodes is None else wanted.parts(self.plan) for wanted in self.call.wanted]
         facts, device = self._facts(self.recipe), self.call.device
-        made, self.kept = self.recipe.run(facts, tensors, self.records, device, self._borrow, parts)
+        made, self.kept = self.recipe.run(facts, tensors, self.records, device, self._borrow, self._chosen())
         self._note_borrowed(made)
         return made
 
@@ -56,10 +58,19 @@ class NativeExecution(Execution):
         found = None if self.recipe is None or watched() else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
             return super().backward(tensors, saved, grads)
-        chosen = [None if one.nodes is None else self.plan.row[one.nodes] for one in self.call.wanted]
         facts, device = self._facts(found, self.recipe), self.call.device
-        results: list[Tensor | None] = found.run(facts, tensors, chosen, [*saved], grads, self.records, device, fresh)
+        results: list[Tensor | None] = found.run(facts, tensors, self._chosen(), [*saved], grads, self.records, device)
         return results
+
+    def _chosen(self) -> list[Any]:
+        """Of results that are rows of some nodes: where these are listed, how many, the list; or parts by type."""
+        return [None if one.nodes is None else self._rows_of(one) for one in self.call.wanted]
+
+    def _rows_of(self, wanted: Wanted) -> Any:
+        if wanted.type is None and len(wanted.types(self.plan)) != 1:
+            return wanted.parts(self.plan)
+        rows = wanted.rows(self.plan)
+        return address(rows), len(rows), rows
 
     def wrote_down(self, sweep: Backward, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         if self.recipe is None or watched():
@@ -85,5 +96,8 @@ class NativeExecution(Execution):
         return self.indices.once((recipe, "suits"), lambda: recipe.suits(self.indices))
 
     def _facts(self, recipe: Recipe, before: Recipe | None = None) -> tuple[Any, ...]:
-        earlier = () if before is None else self._facts(before)
-        return self.indices.once((recipe, "facts"), lambda: recipe.facts(self.indices, earlier))
+        def find() -> tuple[Any, ...]:
+            earlier = () if before is None else self._facts(before)
+            return facts_of(recipe, self.indices, earlier)
+
+        return self.indices.once((recipe, "facts"), find)

@@ -2,48 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from weft.run.cpu.recipetypes import NativeTypeText
-from weft.run.cpu.walk import Walk
-from weft.run.cpu.walking import walk_rows
-from weft.run.recipeback import BackText
-
-
-def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Rows of one tensor, plus rows of another."""
-    rows = torch.index_select(a, 0, p, out=out)
-    return rows if b is None or q is None else rows.add_(b.index_select(0, q))
-
-
-def put_rows(out: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Write rows to their places."""
-    out.index_copy_(0, places.long(), rows)
+from weft.graph.tape import Name, Value
+from weft.plan.plan import NOT_A_SLICE
+from weft.run.cpu.jobs import ALL, COLLECT, NUMBERS, SPREAD, ZERO, JobWriter, width_of
+from weft.run.cpu.recipetypes import CONSTANT, NativeTypeText, address_of
+from weft.run.cpu.walk import Walk, dense
+from weft.run.indices import Indices
+from weft.run.recipe import NoRecipe, Writer
+from weft.run.recipeback import BackText, Taken, Way, back_of, one_reader
+from weft.run.recipetypes import TypeText
+from weft.run.rowview import row_width
+from weft.run.typerun import TypeRun
+from weft.run.wanted import Wanted
 
 
-def fresh(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory with unknown contents."""
-    return torch.empty(sizes, dtype=dtype)
+@dataclass(frozen=True)
+class Part(Taken):
+    """Rows of a tensor: all from some row on, or those that an index names, or sums of them. Texts of numbers but for `rows`.
+
+    Rows from `none` on do not exist: nobody reads what an index has there. Where it says how `many` there are, they are not
+    taken but given: to the rows that the index names.
+    """
+
+    index: str = "0"
+    bounds: str = "0"
+    skip: str = "0"
+    none: str = str(ALL)
+    many: str | None = None
 
 
 class BackTypeText(NativeTypeText):
     """One node type within a backward recipe on a CPU."""
 
-    def walk_whole(self, walk: Walk, destinations: dict[str, str]) -> None:
-        w = self.writer
-        given = [self.whole(value) for value in walk.takes]
-        into = [self.into(value, destinations) for value in walk.into]
-        bounds = "None" if self.bag is None else f"{self.bounds(self.bag)}.int()"
-        lists = f"[{', '.join(given)}], [{', '.join(into)}]"
-        w.say(f"{w.bind(walk_rows)}({w.bind(walk)}, {lists}, {self.n}, {self.e}, {bounds}, {w.bind(self.code.spare)})")
+    def __init__(self, writer: Writer, run: TypeRun, arenas: dict[tuple[int, Name], str], inputs: dict[Any, int]) -> None:
+        super().__init__(writer, run, arenas, inputs)
+        self.run = run
+
+    def given(self, value: Value, walk: Walk) -> list[str]:
+        name, w = self.whole(value), self.writer
+        if value.name not in walk.matrices:
+            return [f"{w.view(f'{name}.contiguous()')}.data_ptr(), {CONSTANT}"]
+        if (self.type, self.code.input_name.get(value.name)) in self.inputs:
+            tensor = self.run.whole(value)
+            matrix, turned, apart = dense(tensor.t() if walk.matrices[value.name] else tensor)
+            if matrix.data_ptr() == tensor.data_ptr():
+                return [f"{name}.data_ptr(), {CONSTANT}", f"{int(turned)}, {CONSTANT}", f"{apart}, {CONSTANT}"]
+        found = w.let(f"{w.bind(dense)}({name}{'.t()' * walk.matrices[value.name]})")
+        return [f"{found}[0].data_ptr(), {CONSTANT}", f"{found}[1], {CONSTANT}", f"{found}[2], {CONSTANT}"]
+
+    def scratch(self, walk: Walk, rows: str, edges: str) -> str:
+        spare = self.writer.bind(self.code.spare)
+        return self.writer.view(f"{spare}.take(({walk.room_text(rows, edges)},), {walk.dtype})")
+
+    def let_go(self, scratch: str) -> None:
+        self.writer.say(f"{self.writer.bind(self.code.spare)}.give_back([{scratch}], ())")
 
 
 class NativeBackText(BackText):
     """Writes the recipe of a backward pass that was just done on a CPU."""
 
-    parameters = "tensors, chosen, saved, grads, records, device, fresh"
+    parameters = "tensors, chosen, saved, grads, records, device"
     type_text = BackTypeText
-    take, put = staticmethod(take_rows), staticmethod(put_rows)
+    writer_class = JobWriter
+    writer: JobWriter
+
+    def _give_some(self, at: int, wanted: Wanted) -> None:
+        types = wanted.types(self.plan)
+        if len(types) != 1:
+            raise NoRecipe("rows of nodes of several types")
+        name, rows = self.execution.call.cells[types[0]].own_name(wanted.name), self.writer.view(f"grads[{at}].contiguous()")
+        part = Part(rows, f"chosen[{at}][0]", many=f"chosen[{at}][1]")
+        self.given.setdefault((types[0], name), []).append(part)
+
+    def sum_of(self, parts: list[Taken], text: TypeText, value: Value) -> str:
+        if len(parts) == 1 and parts[0] == Part(parts[0].rows):
+            return parts[0].rows
+        width, size = width_of(value.dtype, row_width(value))
+        if value.rows is None:
+            raise NoRecipe("a gradient without rows")
+        out, rows = text.empty(value), text.n if value.rows.kind == "n" else text.e
+        to, w = f"{out}.data_ptr()", self.writer
+        if not parts or (isinstance(parts[0], Part) and parts[0].many):
+            w.job(ZERO, to, f"{out}.nbytes")
+        for number, part in enumerate(map(self._as_part, parts)):
+            start = f"{part.rows}.data_ptr() + {part.skip} * {width * size}"
+            if part.many is None:
+                w.job(COLLECT, to, start, part.index, part.bounds, rows, width, size, part.none, int(number > 0))
+            else:
+                w.job(SPREAD, to, start, part.index, 0, part.many, width, size)
+        return out
+
+    def _as_part(self, taken: Taken) -> Part:
+        """Gradients of all nodes, of which a type has some."""
+        if isinstance(taken, Part):
+            return taken
+        rows = self.writer.view(f"{taken.rows}.contiguous()")
+        return Part(rows) if taken.index is None else Part(rows, f"{taken.index}.data_ptr()")
+
+    def _pulled(self, way: Way) -> Part:
+        key, w = way.key, self.writer
+        if w.ask(("slice", key), lambda indices: back_of(indices, key).slices[0] != NOT_A_SLICE):
+            return Part(way.room.rows, skip=w.fact(("slice", key), lambda indices: back_of(indices, key).slices[0]))
+        if w.ask(("one reader", key), partial(one_reader, key)):
+            single = self._at("single", key, lambda indices: back_of(indices, key).back.single)
+            return Part(way.room.rows, single, none=way.room.count)
+        index = self._at("back index", key, lambda indices: back_of(indices, key).back.bags()[0])
+        return Part(way.room.rows, index, self._at("back bounds", key, lambda indices: back_of(indices, key).back.bags()[1]))
+
+    def _at(self, what: str, key: tuple[int, int, int], find: Any) -> str:
+        return self.writer.fact(("at", what, key), lambda indices: address_of(indices, (what, key), find(indices)))
+
+    def _own_part(self, text: TypeText, output: int, way: Way, taken: Taken) -> Part:
+        type, key, w = text.type, way.key, self.writer
+        assert isinstance(taken, Part)
+
+        def whole(indices: Indices) -> bool:
+            back = back_of(indices, key).back
+            return indices.class_rows(type, output) == (back.first, back.last)
+
+        def start(indices: Indices) -> int:
+            rows = indices.class_rows(type, output)
+            assert isinstance(rows, tuple)
+            return rows[0] - back_of(indices, key).back.first
+
+        if not text.class_range(output):
+            raise NoRecipe("rows between those of other types")
+        if w.ask(("whole", type, output, key), whole):
+            return taken
+        first = w.fact(("from", type, output, key), start)
+        if taken.index == "0":
+            return replace(taken, skip=f"({taken.skip} + {first})")
+        if taken.bounds == "0":
+            return replace(taken, index=f"{taken.index} + 4 * {first}")
+        return replace(taken, bounds=f"{taken.bounds} + 4 * {first}")
+
+    def _to_fed_rows(self, text: TypeText, name: Any, grad: str, tensor: str) -> str:
+        value = text.code.tape.inputs[name]
+        width = row_width(value)
+        if name[0] != "feed" or text.in_order() or width is None or value.dtype not in NUMBERS:
+            return super()._to_fed_rows(text, name, grad, tensor)
+        assert isinstance(text, NativeTypeText) and value.dtype is not None
+        rows, w = self.writer.view(f"{grad}.contiguous()"), self.writer
+        out = w.view(f"torch.empty_like({tensor}, memory_format=torch.contiguous_format)")
+        w.job(ZERO, f"{out}.data_ptr()", f"{out}.nbytes")
+        w.job(SPREAD, f"{out}.data_ptr()", f"{rows}.data_ptr()", *text.fed_at(), text.n, width, value.dtype.itemsize)
+        return out

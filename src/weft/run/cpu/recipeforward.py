@@ -13,31 +13,34 @@ from torch import Tensor
 from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.cpu.fed import Fed, stretches
-from weft.run.cpu.recipetypes import ForwardTypeText, go
+from weft.run.cpu.jobs import TAKE, JobWriter
+from weft.run.cpu.recipetypes import ForwardTypeText, address_of
 from weft.run.cpu.walk import Walk
 from weft.run.cpu.walking import in_runs
 from weft.run.emit import Code
 from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
-from weft.run.recipe import NoRecipe, Writer
+from weft.run.recipe import NoRecipe
 from weft.run.recipeforward import ForwardText, only_fed
 from weft.run.recipetypes import TypeText
+from weft.run.rowview import row_width
 from weft.run.wanted import Wanted
 
 
-class NativeWriter(Writer):
+class NativeWriter(JobWriter):
     """Memory comes from what earlier calls left."""
 
     def empty(self, sizes: Any, dtype: torch.dtype | None) -> str:
-        return self.let(f"fresh(({', '.join(map(str, sizes))},), {dtype}, device)")
+        return self.view(f"fresh(({''.join(f'{size}, ' for size in sizes)}), {dtype}, device)")
 
 
 class NativeForwardText(ForwardText):
     """Writes the recipe of a forward pass that was just done on a CPU."""
 
-    parameters = "tensors, records, device, fresh, parts"
+    parameters = "tensors, records, device, fresh, chosen"
     type_text = ForwardTypeText
     writer_class = NativeWriter
+    writer: JobWriter
 
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
         """A piece that only hands on what is fed takes it straight to its place, or leaves it where it is."""
@@ -92,26 +95,51 @@ class NativeForwardText(ForwardText):
                 raise NoRecipe("steps that run one by one")
         calls = [text.sweep(text.code.codes["during"]) for text in members if isinstance(text, ForwardTypeText)]
         if len(members) == 1:
-            for first, last, arguments in calls[0]:
-                self.writer.say(f"{self.writer.bind(go)}({first}, {last}, {arguments})")
+            for one in calls[0]:
+                self.writer.walk(one.walk, one.lines, one.scratch, one.most, one.steps)
             return
         types = [text.type for text in members]
         runs = self.writer.fact(("runs", number), partial(_runs, number, types))
-        self.writer.say(f"{self.writer.bind(go_in_turns)}({runs}, {', '.join(f'({call})' for ((_, _, call),) in calls)})")
+        bound = [
+            f"({self.writer.bind(one.walk.run, 'walk')}, ({', '.join(one.lines)}), {one.scratch}, ({', '.join(one.most)}))"
+            for (one,) in calls
+        ]
+        self.writer.say(f"{self.writer.bind(go_in_turns)}({runs}, {', '.join(bound)})")
 
     def of_some(self, wanted: Wanted) -> str:
         number = next(i for i, one in enumerate(self.execution.call.wanted) if one is wanted)
-        sources = []
+        found = []
         for t in wanted.types(self.plan):
-            text = self.types[t]
             name = self.execution.call.cells[t].own_name(wanted.name)
-            value = text.code.split.outputs.get(name)
+            value = self.types[t].code.split.outputs.get(name)
             if value is None or value.row_dim != 0:
                 raise NoRecipe("a result that some nodes do not have")
-            sources.append(f"{t}: {self._source(text, name, value)}")
-        if not sources:
+            found.append((self.types[t], name, value))
+        if not found:
             raise NoRecipe("the rows of no nodes")
-        return self.writer.let(f"{self.writer.bind(pick)}(parts[{number}], {{{', '.join(sources)}}})")
+        if len(found) == 1:
+            return self._of_some_of_one(number, *found[0])
+        sources = [f"{text.type}: {self._source(text, name, value)}" for text, name, value in found]
+        return self.writer.let(f"{self.writer.bind(pick)}(chosen[{number}], {{{', '.join(sources)}}})")
+
+    def _of_some_of_one(self, number: int, text: TypeText, name: Any, value: Value) -> str:
+        """Rows of nodes of one type: the call says where their rows are listed, and how many there are."""
+        width, type, through = row_width(value), text.type, "0"
+        if width is None or value.dtype is None:
+            raise NoRecipe("a result that is not rows")
+        if name in text.code.role.exchanged:
+            output, key = name
+            rows = self.arenas[self.plan.class_of[type, output], key]
+            through = self.writer.fact(
+                ("at", "places", type, output),
+                lambda indices: address_of(indices, ("places", type, output), indices.plan.class_row[type, output]),
+            )
+        else:
+            rows = self.writer.let(f"{text.whole(value)}.contiguous()")
+        out = JobWriter.empty(self.writer, [f"chosen[{number}][1]", *(value.shape or ())[1:]], value.dtype)
+        where = f"chosen[{number}][0]", through, f"chosen[{number}][1]"
+        self.writer.job(TAKE, f"{out}.data_ptr()", f"{rows}.data_ptr()", *where, width * value.dtype.itemsize)
+        return out
 
     def _source(self, text: TypeText, name: Any, value: Value) -> str:
         """Where the rows of a type's output are, and their places there."""

@@ -2,7 +2,7 @@
 
 Everything that the function touches is an address. A column gives one of them (or a number) for every step, as a line of three
 numbers: the first plus the second times what the third, an address, lists. A piece that contains anything else than gathers,
-products, pointwise operations and sums over edges has no walk: Python runs it, call by call.
+products, pointwise operations, sums and what is done within a row has no walk: Python runs it, call by call.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from weft.cc import build, compiler
 from weft.graph.tape import Value
 from weft.run.cpu.formulas import HEADS, c_text
 from weft.run.cpu.kernel import TooManySegments
-from weft.run.cpu.native import Native
+from weft.run.cpu.native import Native, compile_all
 from weft.run.cpu.parallel import WORTH
-from weft.run.cpu.walktext import NoWalk, WalkText, rounded
+from weft.run.cpu.rowops import NoWalk
+from weft.run.cpu.walktext import ALIGNED, POINTERS, WalkText, rounded
 from weft.run.split import Piece
 
 ARGUMENTS = [ctypes.c_long] * 2 + [ctypes.c_void_p] * 4 + [ctypes.c_long] * 2
@@ -57,6 +58,18 @@ class Walk:
     """How many rows of a step go through all operations before the next ones; 0: all of them."""
     numbers: int
     dtype: torch.dtype
+
+    @property
+    def address(self) -> int:
+        """Of the function."""
+        compile_all([self.function])
+        return ctypes.cast(self.function.function, ctypes.c_void_p).value or 0
+
+    def room_text(self, rows: str, edges: str) -> str:
+        """As `room`, of variables."""
+        rows = f"min({rows}, {self.chunk})" if self.chunk else rows
+        parts = [f"-(-{rows if kind == 'n' else edges} * {width} // {ALIGNED}) * {ALIGNED}" for kind, width in self.scratch]
+        return " + ".join(parts) or "0"
 
     def room(self, rows: int, edges: int) -> int:
         """Numbers of scratch memory for steps of at most so many rows and edges."""
@@ -98,7 +111,7 @@ def make_walk(
     `indexed` as for kernels; `gathered` are names and kinds of what is gathered step by step.
     """
     path = compiler()
-    dtypes = {value.dtype for value in piece.values if value.dtype is not None}
+    dtypes = {value.dtype for value in piece.values if value.dtype is not None} - POINTERS.keys()
     if path is None or len(dtypes) != 1 or not dtypes <= HEADS.keys():
         return None
     (dtype,) = dtypes
@@ -118,7 +131,7 @@ def make_walk(
 
 @cache
 def _tools(path: str, dtype: torch.dtype) -> int:
-    library = build(path, HEADS[dtype] + c_text("narrow.c", "tools.c"))
+    library = build(path, HEADS[dtype] + c_text("narrow.c", "rows.c", "tools.c"))
     return ctypes.addressof(ctypes.c_char.in_dll(library, "weft_tools"))
 
 

@@ -5,10 +5,10 @@
             copy what is gathered
             products, by the library that torch itself uses or, of few long rows, by `c/narrow.c`
             kernels, the pointwise runs of `weft.run.cpu.pointwise`
-            sums over edges
+            sums over edges, and what is done within a row (`weft.run.cpu.rowops`)
 
 What one operation leaves, the next finds in the cache: rows that others do not depend on go through all operations together.
-A step with edges is done as a whole.
+A step with edges, or with sums over its rows, is done as a whole.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
 from weft.run.cpu.kernel import kernel_text
 from weft.run.cpu.pointwise import fuses, input_of, outward, phases, read_by
+from weft.run.cpu.rowops import NoWalk, over_all_rows, row_operation
 from weft.run.emit import needed_part
 from weft.run.rowview import place_of, row_width
 from weft.run.split import Piece
@@ -38,14 +39,13 @@ LEAST_ROWS = 128
 MANY_ROWS = 2048
 """The same for a large matrix: the library lays it out anew for each product, which costs more than what is in cache saves."""
 
+POINTERS = {torch.bool: "_Bool *", torch.int64: "long *"}
+"""What is written besides numbers of the walk's precision."""
+
 SIGNATURE = (
     f"void {NAME}(long first, long last, const line *columns, const tools *by, product_t *product, real *scratch, "
     "long most_n, long most_e) {"
 )
-
-
-class NoWalk(Exception):
-    """The piece contains something that is no part of a walk."""
 
 
 def rounded(numbers: int) -> int:
@@ -94,7 +94,7 @@ class WalkText:
         others: list[Value] = []
         for value in piece.values:
             mine = list(operands(value))
-            if value.target is aten.mm.default:
+            if value.target is aten.mm.default and not over_all_rows(value):
                 right = mine.pop()
                 base = right.args[0] if self._is_turned(right) and id(right) not in self.given else right
                 if right.rows is not None or id(base) not in self.given:
@@ -122,6 +122,8 @@ class WalkText:
         values = [value for value in [*self.takes, *self.piece.values] if value.rows is not None]
         if any(value.rows is not None and value.rows.kind == "e" for value in values) or "sum" in self.gathered.values():
             return 0
+        if any(over_all_rows(value) for value in self.piece.values):
+            return 0
         sizes = [row_width(value.args[1]) or 0 for value in self.piece.values if value.target is aten.mm.default]
         least = MANY_ROWS if max(sizes, default=0) > IN_CACHE else LEAST_ROWS
         return max(least, IN_CACHE // max(1, sum(row_width(value) or 0 for value in values)))
@@ -144,9 +146,10 @@ class WalkText:
         for value in self.takes:
             names += self._given(value)
         for number, value in enumerate(self.into):
-            if row_width(value) is None or value.rows is None or value.dtype != self.dtype:
+            pointer = "real *" if value.dtype == self.dtype else POINTERS.get(value.dtype or self.dtype)
+            if row_width(value) is None or pointer is None or (value.rows is None and self.chunk):
                 raise NoWalk
-            names.append(("real *", f"to{number}"))
+            names.append((pointer, f"to{number}"))
             self.moving.append((f"to{number}", str(row_width(value))))
         names += [("long ", "n"), ("long ", "e"), ("int *", "bounds")]
         return [f"    {kind}{name} = ({kind})at(columns + {at}, s);" for at, (kind, name) in enumerate(names)]
@@ -223,7 +226,7 @@ class WalkText:
     def _kernel(self, run: list[Value], kind: str) -> None:
         inputs, made = read_by(run), outward(self.piece, run)
         arguments = [argument for value in inputs for argument in self._arguments(value)]
-        arguments += [self._place(value) for value in made]
+        arguments += [self.place(value) for value in made]
         self.made.update(id(value) for value in run)
         name = f"{NAME}_{len(self.kernels)}"
         text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made)
@@ -238,19 +241,19 @@ class WalkText:
             raise NoWalk
         if value.name in self.indexed:
             return [f"v{at}", f"i{at}", *([f"o{at}", f"a{at}"] if not self.indexed[value.name] else [])]
-        return [self._address(value)]
+        return [self.address(value)]
 
-    def _address(self, value: Value) -> str:
+    def address(self, value: Value) -> str:
         if id(value) not in self.given | self.made:
             raise NoWalk
         number = self.destination.get(id(value))
         return f"v{self.number[id(value)]}" if number is None else f"to{number}"
 
-    def _place(self, value: Value) -> str:
+    def place(self, value: Value) -> str:
         """Where a value is computed: where it is wanted, or in scratch memory."""
         self.made.add(id(value))
         if id(value) in self.destination:
-            return self._address(value)
+            return self.address(value)
         width, rows = row_width(value), value.rows
         if width is None or rows is None or value.dtype != self.dtype:
             raise NoWalk
@@ -259,43 +262,46 @@ class WalkText:
         return self.beside[-1]
 
     def _library(self, value: Value) -> None:
-        if value.target is aten.mm.default:
+        operation = row_operation(value)
+        if operation is not None:
+            operation(self, value)
+        elif value.target is aten.mm.default:
             self._product(value)
         elif value.target is segment_sum:
-            rows, apart, width = self._rows(value.args[0], "e")
-            self.lines.append(f"by->segment_sum({self._place(value)}, {rows}, bounds, n, {width}, {apart});")
+            rows, apart, width = self.rows_at(value.args[0], "e")
+            self.lines.append(f"by->segment_sum({self.place(value)}, {rows}, bounds, n, {width}, {apart});")
         elif value.target is aten.index_select.default and value.args[1] == 0 and self._is_seg(value.args[2]):
-            rows, apart, width = self._rows(value.args[0], "n")
-            self.lines.append(f"by->spread({self._place(value)}, {rows}, bounds, n, {width}, {apart});")
+            rows, apart, width = self.rows_at(value.args[0], "n")
+            self.lines.append(f"by->spread({self.place(value)}, {rows}, bounds, n, {width}, {apart});")
         elif not is_free(value):
             raise NoWalk
 
     def _is_seg(self, value: Value) -> bool:
         return self.gathered.get(value.name) == "seg"
 
-    def _rows(self, value: Value, kind: str) -> tuple[str, int, int]:
+    def rows_at(self, value: Value, kind: str) -> tuple[str, int, int]:
         """Where the rows of an operand begin, how far apart they are and how long."""
         place = place_of(value)
         if place is None or value.rows is None or value.rows.kind != kind or place.width != row_width(value):
             raise NoWalk
         if place.base.rows is None or place.base.name in self.indexed or place.base.dtype != self.dtype:
             raise NoWalk
-        return f"{self._address(place.base)} + {place.offset}", row_width(place.base) or 0, place.width
+        return f"{self.address(place.base)} + {place.offset}", row_width(place.base) or 0, place.width
 
     def _product(self, value: Value) -> None:
         left, right = value.args
         rows = value.rows
         if rows is None or left.rows != rows or rows.times != 1:
             raise NoWalk
-        start, apart, inner = self._rows(left, rows.kind)
+        start, apart, inner = self.rows_at(left, rows.kind)
         base = right if id(right) in self.given else right.args[0]
         at, columns = self.number[id(base)], (value.shape or ())[1]
-        place = self._place(value)
+        place = self.place(value)
         self.lines.append(
             f"by->multiply(product, {place}, {start}, v{at}, turned{at}, apart{at}, {rows.kind}, {inner}, {columns}, {apart});"
         )
 
     def _copy(self, value: Value, into: str) -> None:
         kind = value.rows.kind if value.rows is not None else ""
-        rows, apart, width = self._rows(value, kind)
+        rows, apart, width = self.rows_at(value, kind)
         self.lines.append(f"by->copy({into}, {rows}, {kind}, {width}, {apart});")

@@ -37,4 +37,7 @@ static void multiply(product_t *product, real *out, const real *left, const real
   const real one = 1, zero = 0;
   product(turned ? "T" : "N", "N", &columns, &rows, &inner, &one, right, &apart_right, left, &apart_left, &zero, out, &columns);
 }
-const tools weft_tools = {gather, gather_sum, segment_sum, spread, copy, multiply};
+const tools weft_tools = {
+    gather,  gather_sum,      segment_sum,      spread,           copy,                 multiply, row_max,
+    row_argmax, row_softmax, row_log_softmax, row_softmax_back, row_log_softmax_back, sum_rows, multiply_rows,
+};
