@@ -186,8 +186,11 @@ def _compiled(module: nn.Module, function: Any) -> None:
     module.__dict__["_compiled_call_impl"] = function
 
 
-_unseen = property(lambda _: None, _compiled)
-"""`module.compile()` leaves a function that `__call__` would take; `recorded_call` looks first whether the call is recorded."""
+_unseen = property({}.get, _compiled)
+"""`module.compile()` leaves a function that `__call__` would take; `recorded_call` looks first whether the call is recorded.
+
+Every call of a module asks: nothing is found, in less time than a function of Python takes.
+"""
 
 install()
 PATCHES: list[tuple[Any, str, Any, Any]] = [

@@ -29,7 +29,7 @@ ROW_BITS = 32
 """Where a result is, as one integer: `source << ROW_BITS | row`."""
 ROW = (1 << ROW_BITS) - 1
 LEAST_ROWS = 64
-FEW_BYTES = 1 << 19
+FEW_BYTES = 1 << 17
 """To copy so much memory, to clear it and to add it up takes less time than an exchange."""
 
 

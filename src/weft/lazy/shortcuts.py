@@ -21,7 +21,7 @@ from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
 
-BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED = range(8)
+BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE = range(9)
 
 
 @functools.cache
@@ -67,5 +67,6 @@ def install() -> None:
             setattr(Value, name, made(BINARY, name, func, method))
         elif getattr(method, "is_unary", False):
             setattr(Value, name, made(UNARY, name, func, method))
+    Tape.make = staticmethod(made(MAKE, None, None, Tape.make))  # type: ignore[method-assign]  # in C
     Value.__getitem__ = made(GETITEM, None, Tensor.__getitem__, Value.__getitem__)  # type: ignore[method-assign]  # in C
     Recording.__torch_function__ = made(MODE, None, None, Recording.__torch_function__)  # type: ignore[method-assign]  # in C

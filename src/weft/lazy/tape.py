@@ -94,7 +94,6 @@ class Tape(Hot):
         self.sources: list[Rows] = []
         self._pools: dict[Kind, Pool] = {}
         self.values: list[Value] | None = None
-        self.make: Any = Value
         self.past: list[Pending] = []
         """The calls of each flush so far, whether it ran them or not."""
         self.taken: Pending | None = None
@@ -152,14 +151,15 @@ class Tape(Hot):
     def track(self) -> None:
         """From now on know which values are alive, so that a flush computes no more than what may be asked for."""
         if self.values is None:
-            values = self.values = []
+            self.values = []
 
-            def make(tape: Tape, ref: int, kind: Kind) -> Value:
-                value = Value(tape, ref, kind)
-                values.append(value)
-                return value
-
-            self.make = make
+    @staticmethod
+    def make(tape: Tape, ref: int, kind: Kind) -> Value:
+        """What a recorded call gives; noted where it is known which values are alive."""
+        value = Value(tape, ref, kind)
+        if tape.values is not None:
+            tape.values.append(value)
+        return value
 
     @property
     def num_calls(self) -> int:

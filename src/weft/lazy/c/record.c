@@ -9,7 +9,7 @@
 
 #define MOST 64
 
-enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED };
+enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE };
 
 typedef struct {
     PyObject_HEAD
@@ -448,6 +448,13 @@ static PyObject *number(Shortcut *self, PyObject *const *args, Py_ssize_t count)
     return made;
 }
 
+/* `Tape.make(tape, ref, kind)`. */
+static PyObject *make(PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3 || !Py_IS_TYPE(args[0], TapeType) || !PyLong_CheckExact(args[1])) return NULL;
+    return new_value(args[0], PyLong_AsLongLong(args[1]), args[2]);
+}
+
 /* Whatever ends the Python function, an interrupt before its first line, too, `func` is called with the same arguments after it.
    Python itself cannot promise that: a signal may come where the function that cleans up begins. */
 static PyObject *guarded(Shortcut *self, PyObject *const *args, size_t flags, PyObject *names)
@@ -480,6 +487,7 @@ static PyObject *call(PyObject *given, PyObject *const *args, size_t flags, PyOb
         case MODE: found = mode(self, args, count); break;
         case NUMBER: found = number(self, args, count); break;
         case HANDLED: found = handled(args, count, NULL); break;
+        case MAKE: found = make(args, count); break;
         }
     } else if (self->how == HANDLED) {
         found = handled(args, count, names);
