@@ -16,7 +16,10 @@ import weft
 from weft.lazy import patches, shortcuts
 from weft.lazy.arguments import split
 from weft.lazy.batched import Batched, Recorder
+from weft.lazy.kinds import kind_of
 from weft.lazy.mode import Recording
+from weft.lazy.pools import Rows
+from weft.lazy.state import State
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 
@@ -34,10 +37,11 @@ def record(model: Any, *inputs: Any, granularity: str = "auto") -> Tape:
 def without_shortcuts(patch: pytest.MonkeyPatch) -> None:
     """Put the Python functions back."""
     made = shortcuts.shortcut_type()
-    for holder in (Value, Recording):
+    for holder in (Value, Recording, Tape):
         for name, method in list(vars(holder).items()):
-            if isinstance(method, made):
-                patch.setattr(holder, name, method.fallback)
+            inner = getattr(method, "__func__", method)
+            if isinstance(inner, made):
+                patch.setattr(holder, name, staticmethod(inner.fallback) if inner is not method else inner.fallback)
     exchanged = [(where, name, theirs, getattr(ours, "fallback", ours)) for where, name, theirs, ours in patches.PATCHES]
     patch.setattr(patches, "PATCHES", exchanged)
 
@@ -167,6 +171,45 @@ def test_no_python_of_weft_runs_for_a_call_that_was_seen_before(name: str) -> No
     per_call = (many - few) / 10 / calls
     assert calls > 20
     assert per_call < 0.1, f"{per_call:.2f} Python calls of weft for each recorded call"  # a few for each example remain
+
+
+@needs_shortcuts
+def test_numbers_are_asked_for_in_python_once_for_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, list[float]]:
+        asked = []
+        for _ in range(3):
+            x = x * 2
+            asked.append(float(x))
+        return x, asked
+
+    asked = 0
+    ready = Rows.ready
+
+    def counted(self: Rows) -> Any:
+        nonlocal asked
+        asked += 1
+        return ready(self)
+
+    monkeypatch.setattr(Rows, "ready", counted)
+    net = weft.batched(fn, stack=False)
+    found = [net(torch.arange(5.0))]
+    assert asked == 3
+    without_shortcuts(monkeypatch)
+    found.append(net(torch.arange(5.0)))
+    assert asked == 3 + 3 * 5
+    assert found[0] == found[1] == [(torch.tensor(8.0 * at), [2.0 * at, 4.0 * at, 8.0 * at]) for at in range(5)]
+
+
+@needs_shortcuts
+def test_values_that_python_makes_are_noted() -> None:
+    tape, kind = Tape(State(None), "auto", "cpu"), kind_of((2,), torch.float32)
+    made = Tape.make(tape, 4096, kind)
+    assert (type(made), made._tape, made._ref, made._kind, tape.values) == (Value, tape, 4096, kind, None)
+    tape.track()
+    made = Tape.make(tape, 8192, kind)
+    assert tape.values is not None
+    assert len(tape.values) == 1
+    assert tape.values[0] is made
 
 
 def test_modes_of_the_user_see_functions_that_are_written_in_python() -> None:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from weft.lazy.constants import BOOL, INT, Constant
 from weft.lazy.mode import HANDLE, SPECIAL, Recording
 from weft.lazy.native import functions
+from weft.lazy.pools import Rows
 from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
 
-BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE = range(9)
+BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED = range(10)
 
 
 @functools.cache
@@ -36,6 +37,7 @@ def shortcut_type() -> Any:
             Constant,
             Tape,
             Quick,
+            Rows,
             nn.Parameter,
             active,
             picked,
@@ -67,6 +69,7 @@ def install() -> None:
             setattr(Value, name, made(BINARY, name, func, method))
         elif getattr(method, "is_unary", False):
             setattr(Value, name, made(UNARY, name, func, method))
+    Tape.numbers = made(ASKED, None, None, Tape.numbers)  # type: ignore[method-assign]  # in C
     Tape.make = staticmethod(made(MAKE, None, None, Tape.make))  # type: ignore[method-assign]  # in C
     Value.__getitem__ = made(GETITEM, None, Tensor.__getitem__, Value.__getitem__)  # type: ignore[method-assign]  # in C
     Recording.__torch_function__ = made(MODE, None, None, Recording.__torch_function__)  # type: ignore[method-assign]  # in C

@@ -52,14 +52,20 @@ class Hot:
         "arguments",
         "data",
         "depth",
+        "driver",
+        "ended",
         "fast",
+        "floor",
         "next",
         "ones",
         "others",
         "paused",
         "quick",
+        "results",
+        "sources",
         "type",
         "values",
+        "watchful",
     )
 
 

@@ -8,8 +8,9 @@
 #include <string.h>
 
 #define MOST 64
+#define ROW_BITS 32
 
-enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE };
+enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED };
 
 typedef struct {
     PyObject_HEAD
@@ -20,12 +21,13 @@ typedef struct {
     PyObject *fallback; /* the Python function */
 } Shortcut;
 
-static PyTypeObject *ValueType, *ConstantType, *TapeType, *QuickType;
+static PyTypeObject *ValueType, *ConstantType, *TapeType, *QuickType, *RowsType;
 static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind, *StackDepth, *Special;
-static PyObject *s_tape, *s_training;
+static PyObject *s_tape, *s_training, *s_need, *s_rows, *s_numbers;
 static long long Step;
 static Py_ssize_t v_tape, v_ref, v_kind, c_number, q_number, q_single, q_kinds;
 static Py_ssize_t t_type, t_arguments, t_data, t_next, t_values, t_fast, t_quick, t_ones, t_others, t_paused, t_depth;
+static Py_ssize_t t_results, t_sources, t_watchful, t_ended, t_floor, t_driver;
 
 #define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
@@ -455,6 +457,43 @@ static PyObject *make(PyObject *const *args, Py_ssize_t count)
     return new_value(args[0], PyLong_AsLongLong(args[1]), args[2]);
 }
 
+/* The numbers of a result, where those of its flush were asked for before and nobody can have changed them: `Rows.ready`. */
+static PyObject *ready(PyObject *sources, long long place)
+{
+    long long source = place >> ROW_BITS, row = place & ((1LL << ROW_BITS) - 1);
+    PyObject *rows = PyList_CheckExact(sources) && source < PyList_GET_SIZE(sources) ? PyList_GET_ITEM(sources, source) : NULL;
+    if (rows == NULL || !Py_IS_TYPE(rows, RowsType)) return NULL;
+    PyObject *given_out = PyObject_GetAttr(rows, s_rows), *numbers = PyObject_GetAttr(rows, s_numbers), *found = NULL;
+    if (given_out == Py_None && numbers != NULL && PyList_CheckExact(numbers) && row < PyList_GET_SIZE(numbers)) {
+        found = PyList_GET_ITEM(numbers, row);
+        Py_INCREF(found);
+    }
+    Py_XDECREF(given_out);
+    Py_XDECREF(numbers);
+    return found;
+}
+
+static int is_running(PyObject *tape) /* and every value stands for itself */
+{
+    return SLOT(tape, t_ended) == Py_None && SLOT(tape, t_watchful) == Py_False && PyDict_CheckExact(SLOT(tape, t_results));
+}
+
+/* `Tape.numbers(tape, value)`: what is pending runs first, if it must. */
+static PyObject *asked(PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *tape = args[0];
+    if (count != 2 || !Py_IS_TYPE(tape, TapeType) || !is_value(args[1], tape) || !is_running(tape)) return NULL;
+    PyObject *ref = SLOT(args[1], v_ref), *place = PyDict_GetItemWithError(SLOT(tape, t_results), ref);
+    if (place == NULL && !PyErr_Occurred()) {
+        if (number_of(ref) < number_of(SLOT(tape, t_floor)) || SLOT(tape, t_driver) == Py_None || active_tape() != tape) return NULL;
+        PyObject *done = PyObject_CallMethodOneArg(SLOT(tape, t_driver), s_need, args[1]);
+        Py_XDECREF(done);
+        if (done == NULL || !is_running(tape)) return NULL;
+        place = PyDict_GetItemWithError(SLOT(tape, t_results), SLOT(args[1], v_ref));
+    }
+    return place == NULL ? NULL : ready(SLOT(tape, t_sources), PyLong_AsLongLong(place));
+}
+
 /* Whatever ends the Python function, an interrupt before its first line, too, `func` is called with the same arguments after it.
    Python itself cannot promise that: a signal may come where the function that cleans up begins. */
 static PyObject *guarded(Shortcut *self, PyObject *const *args, size_t flags, PyObject *names)
@@ -488,6 +527,7 @@ static PyObject *call(PyObject *given, PyObject *const *args, size_t flags, PyOb
         case NUMBER: found = number(self, args, count); break;
         case HANDLED: found = handled(args, count, NULL); break;
         case MAKE: found = make(args, count); break;
+        case ASKED: found = asked(args, count); break;
         }
     } else if (self->how == HANDLED) {
         found = handled(args, count, names);
@@ -589,7 +629,7 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
 /* The type Shortcut, for these classes and objects of the front end. */
 PyObject *weft_shortcuts(PyObject *given)
 {
-    if (!PyArg_ParseTuple(given, "OOOOOOOOOOOO!L", &ValueType, &ConstantType, &TapeType, &QuickType, &Parameter, &Active, &Picked,
+    if (!PyArg_ParseTuple(given, "OOOOOOOOOOOOO!L", &ValueType, &ConstantType, &TapeType, &QuickType, &RowsType, &Parameter, &Active, &Picked,
                           &HandleCode, &IntKind, &BoolKind, &StackDepth, &PyDict_Type, &Special, &Step))
         return NULL;
     Py_INCREF(given); /* all of them stay, once for each time that this is called */
@@ -599,10 +639,15 @@ PyObject *weft_shortcuts(PyObject *given)
         {QuickType, "kinds", &q_kinds},       {TapeType, "type", &t_type},      {TapeType, "arguments", &t_arguments},
         {TapeType, "data", &t_data},          {TapeType, "next", &t_next},      {TapeType, "values", &t_values},
         {TapeType, "fast", &t_fast},          {TapeType, "quick", &t_quick},    {TapeType, "ones", &t_ones},
-        {TapeType, "others", &t_others},      {TapeType, "paused", &t_paused},  {TapeType, "depth", &t_depth}};
+        {TapeType, "others", &t_others},      {TapeType, "paused", &t_paused},  {TapeType, "depth", &t_depth},
+        {TapeType, "results", &t_results},    {TapeType, "sources", &t_sources}, {TapeType, "watchful", &t_watchful},
+        {TapeType, "ended", &t_ended},        {TapeType, "floor", &t_floor},    {TapeType, "driver", &t_driver}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if ((*wanted[i].place = offset_of(wanted[i].type, wanted[i].name)) < 0) return NULL;
     s_tape = PyUnicode_InternFromString("tape");
     s_training = PyUnicode_InternFromString("training");
+    s_need = PyUnicode_InternFromString("need");
+    s_rows = PyUnicode_InternFromString("_rows");
+    s_numbers = PyUnicode_InternFromString("_numbers");
     return PyType_FromSpec(&spec);
 }
