@@ -131,7 +131,7 @@ def test_what_is_known_of_them_is_bounded_and_goes_with_the_module() -> None:
     layer = nn.Linear(3, 3).double()
     for scale in range(20):
         _scaled(layer, float(scale))(inputs(1))
-    states = list(layer.__dict__["_weft"].values())
+    states = list(layer.__dict__["_weft_recorded"].values())
     assert len(states) == MOST_ALIKE
     alive = weakref.ref(layer)
     del layer, states

@@ -39,6 +39,8 @@ class VertexFunction(nn.Module):
     tensor([1., 1., 3., 4.])
     """
 
+    _weft_batches = True
+
     def __init__(self, state: StateShapes) -> None:
         super().__init__()
         if not isinstance(state, Mapping) or not state:

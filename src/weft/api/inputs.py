@@ -14,6 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 from weft.errors import MissingKey, ShapeError, StructureError, TraceError, TypeMismatch
 from weft.graph.program import Ints
 from weft.graph.rows import TensorSpec
+from weft.graph.transforms import stands_for_others
 
 
 def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
@@ -37,7 +38,7 @@ def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
 
 def no_transforms(name: str, model: nn.Module, tensors: Iterable[Tensor]) -> None:
     """A batched call is one step to autograd; what looks at single operations would miss what it computes."""
-    active = torch._C._are_functorch_transforms_active()
+    active = stands_for_others()
     if not active and forward_ad._current_level >= 0:
         everything = [*tensors, *model.parameters(), *model.buffers()]
         active = any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in everything)

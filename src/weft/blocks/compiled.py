@@ -22,6 +22,8 @@ from weft.run.options import Options
 class CompiledBlock(SharedModule):
     """A block over many examples at once, with the block's own parameters and `state_dict` keys. Made by `compile`."""
 
+    _weft_batches = True
+
     def __init__(
         self,
         block: Block,

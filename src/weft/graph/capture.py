@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from weft.errors import TraceError
 
-_INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft"}
+_INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft", "_weft_recorded"}
 _LIBRARIES = frozenset({"torch", "numpy", "math", "typing", "collections", "functools", "itertools", "operator", "weft"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 

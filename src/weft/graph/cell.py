@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, undisturbed
 from weft.graph.hooks import has_backward_hooks, hooked
-from weft.graph.lowering import CellMode
+from weft.graph.lowering import TENSOR_HOOKS, CellMode
 from weft.graph.placed import is_on, placed
 from weft.graph.plain import Plain, Run, quietly, row_by_row
 from weft.graph.ports import PER_EDGE, ports_of
@@ -217,7 +217,7 @@ def trace_plainly(
     run, way = quietly(batched), "by plain vmap"
     diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")
     try:
-        if any(map(has_backward_hooks, _inner(surroundings))):
+        if reason == TENSOR_HOOKS or any(map(has_backward_hooks, _inner(surroundings))):
             raise TraceError(_HOOKS)  # which vmap would not call
         _try({n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}, run, diff, device)
     except FROM_OUTSIDE:

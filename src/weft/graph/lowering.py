@@ -8,6 +8,7 @@ It does three things, in this order, to every torch call that the code makes:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from weft.errors import TraceError
+
+TENSOR_HOOKS = "it registers a hook on a tensor, which sees the gradients of single rows"
+_HOOKING = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]  # it is a descriptor
 
 
 class CellMode(TorchFunctionMode):
@@ -29,6 +35,10 @@ class CellMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if func in _HOOKING:
+            return _hook()
+        if func == _REQUIRES_GRAD and torch.is_grad_enabled():
+            return self._is_trained(args[0])
         if _mutates(func, name) and args and isinstance(args[0], Tensor) and self.stand_in(args[0]) is not args[0]:
             raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name})")
         out = kwargs.get("out")
@@ -40,6 +50,24 @@ class CellMode(TorchFunctionMode):
         if lowered is not None:
             return lowered(func, *args, **kwargs)
         return _in_full_precision(func, args, kwargs) if name in FULL_PRECISION else func(*args, **kwargs)
+
+    def _is_trained(self, tensor: Tensor) -> bool:
+        """What the code would be told of one row; batched tensors know it inside."""
+        inner = tensor if self.stand_in(tensor) is not tensor else _without_rows(tensor)
+        return inner.requires_grad
+
+
+def _without_rows(tensor: Tensor) -> Tensor:
+    while torch._C._functorch.is_batchedtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _hook() -> RemovableHandle:
+    """A hook sees the gradients of single rows. Where none are computed, the code is only looked at."""
+    if torch.is_grad_enabled():
+        raise TraceError(TENSOR_HOOKS)
+    return RemovableHandle(OrderedDict())
 
 
 def _in_full_precision(func: Any, args: Any, kwargs: Any) -> Any:

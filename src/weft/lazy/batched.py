@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.data.batch import Batch
 from weft.errors import TypeMismatch
+from weft.graph.transforms import is_transformed
 from weft.lazy.arguments import Argument, Shared, split
 from weft.lazy.blame import name_example
 from weft.lazy.cached import CachedBatch, clear
@@ -31,7 +32,6 @@ from weft.lazy.pools import Part, found_rows, taken
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
-from weft.lazy.transforms import is_transformed
 from weft.lazy.views import Views
 from weft.run.calls import Group
 from weft.run.options import Options

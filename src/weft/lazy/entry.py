@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ def batched(
     """
     made = getattr(type(fn), "__weft_batched__", None)
     if made is not None:
-        return made(fn, stack=stack, in_dims=in_dims, cache=cache, **options)
+        with nullcontext() if active.tape is None else active.tape.pause():  # blocks make tensors of their own
+            return made(fn, stack=stack, in_dims=in_dims, cache=cache, **options)
     if not callable(fn):
         raise TypeMismatch(f"weft.batched: expected a function or a module, got {type(fn).__name__}")
     inner = Batched(fn, stack, in_dims, cache, granularity, options)

@@ -38,7 +38,7 @@ def identity(fn: Any, within: tuple[Any, ...] = ()) -> Any:
     return tuple(key)
 
 
-_OURS = {"__wrapped__", "_weft"}
+_OURS = {"__wrapped__", "_weft_recorded"}
 
 
 def _part(cell: CellType, within: tuple[Any, ...]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from weft.errors import TraceError
 from weft.graph.hooks import has_backward_hooks, hooked
@@ -25,6 +26,9 @@ from weft.lazy.value import MISS, STEP, Value
 
 CELL = "_weft_cell"
 """The attribute of modules and classes that `weft.cell` marked."""
+
+BATCHES = "_weft_batches"
+"""The attribute of classes of modules that run by the engine themselves."""
 
 CALL: Callable[..., Any] = nn.Module._call_impl
 
@@ -78,6 +82,8 @@ def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: 
     """Record the call as one, or let the module run and record what it does."""
     if module in tape.others:
         return _call(module, *args, **kwargs)
+    if getattr(type(module), BATCHES, False):
+        return _called_alone(tape, module, args, kwargs)
     if is_recurrent(module, args, kwargs) and not _carries_hooks(module):
         return recurrent(tape, module, args, kwargs, frame)
     if not _is_one_call(tape, module):
@@ -89,6 +95,17 @@ def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: 
     if isinstance(module, BY_ROW) and len(args) == 1 and not kwargs and isinstance(args[0], Stacked) and args[0].ndim > 1:
         return args[0]._each(module)
     return record_owned(tape, module, args, kwargs, frame, module)
+
+
+def _called_alone(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A network of another front end batches by itself; to the recording what it gives are tensors like any others."""
+    if any(isinstance(leaf, Value) for leaf in tree_leaves((args, kwargs))):
+        raise TraceError(
+            f"{type(module).__name__} batches its own work, and insists on real tensors; pass weft.value(v), which waits for "
+            "them, or call it outside of the batched function"
+        )
+    with tape.pause():
+        return _call(module, *args, **kwargs)
 
 
 def record_owned(

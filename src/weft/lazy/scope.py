@@ -11,6 +11,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from weft.errors import TraceError, TypeMismatch
+from weft.graph.transforms import is_transformed
 from weft.lazy.flush import Flush
 from weft.lazy.leftover import everything
 from weft.lazy.mode import Recording
@@ -19,7 +20,6 @@ from weft.lazy.refusals import explained
 from weft.lazy.shortcuts import GUARDED, shortcut
 from weft.lazy.state import State
 from weft.lazy.tape import Tape, active
-from weft.lazy.transforms import is_transformed
 from weft.lazy.value import Value
 from weft.run.options import Options
 

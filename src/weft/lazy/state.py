@@ -252,7 +252,7 @@ def state_of(fn: Any, is_own: bool = False) -> State:
     """
     if isinstance(fn, MethodType):
         return _in(fn.__self__, ("method", fn.__func__), fn, State)
-    may_share = isinstance(fn, FunctionType) and "<l" in fn.__qualname__ and "own" not in fn.__dict__.get("_weft", ())
+    may_share = isinstance(fn, FunctionType) and "<l" in fn.__qualname__ and "own" not in fn.__dict__.get("_weft_recorded", ())
     return _in(fn, "alike", fn, _state_of_alike) if may_share and not is_own else _in(fn, "own", fn, State)
 
 
@@ -302,9 +302,9 @@ def _in(holder: Any, name: Hashable, fn: Any, new: Callable[[Any], State]) -> St
 
 
 def _kept_in(attributes: dict[str, Any], holder: Any) -> _Kept:
-    kept = attributes.get("_weft")
+    kept = attributes.get("_weft_recorded")
     if not isinstance(kept, _Kept) or kept.holder is not holder:
-        kept = attributes["_weft"] = _Kept()
+        kept = attributes["_weft_recorded"] = _Kept()
         kept.holder = holder
     return kept
 

@@ -17,5 +17,10 @@ _FAKE = _C._TorchDispatchModeKey.FAKE
 
 
 def is_transformed() -> bool:
+    return stands_for_others() or forward_ad._current_level >= 0
+
+
+def stands_for_others() -> bool:
+    """Whether tensors may have no memory: the same without forward mode, where those of no interest are as ever."""
     active: bool = _C._are_functorch_transforms_active()
-    return active or forward_ad._current_level >= 0 or _C._get_dispatch_mode(_FAKE) is not None
+    return active or _C._get_dispatch_mode(_FAKE) is not None
