@@ -5,6 +5,7 @@ The default device is "meta" here, whose tensors hold nothing: a tensor that wef
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -78,6 +79,20 @@ def test_batches_are_drawn_on_the_host() -> None:
     expected = list(DepthSampler([1, 2, 3, 4], 2, generator=torch.Generator().manual_seed(1)))
     with NOWHERE:
         assert list(DepthSampler([1, 2, 3, 4], 2, generator=torch.Generator().manual_seed(1))) == expected
+
+
+FIRST_OF_ALL = """
+import torch, weft
+weft.batched(lambda x: x + 1 if x.sum() > 0 else x)(torch.zeros(2, 3))
+with torch.device("meta"):
+    print(torch.tensor(1).device, torch.tensor in torch.overrides.get_ignored_functions())
+"""
+
+
+def test_torch_knows_its_own_functions_afterwards() -> None:
+    """What torch makes and keeps while a recording goes on must not hold what is exchanged."""
+    done = subprocess.run([sys.executable, "-c", FIRST_OF_ALL], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["meta", "True"]
 
 
 class Elsewhere(weft.VertexFunction):

@@ -211,6 +211,10 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
 ]
 """Where, under what name, what was there, and what is there while some thread records."""
 
+# Sets of its functions that torch makes when it first needs them, and keeps: with what was there, not with what is exchanged.
+torch.utils._device._device_constructors()
+torch.overrides.get_ignored_functions()
+
 _lock = threading.Lock()
 
 

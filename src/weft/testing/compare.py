@@ -46,6 +46,7 @@ def check_tensor(what: str, got: Tensor, expected: Tensor, tolerance: float | No
         raise AssertionError(f"{what}: shape {list(got.shape)}, one by one {list(expected.shape)}")
     if not expected.numel():
         return
+    expected = expected.to(got.device)  # one by one, numbers that code returns are nowhere else than here
     if expected.dtype not in TOLERANCE:
         if not torch.equal(got, expected):
             at = _place(got != expected)
