@@ -125,8 +125,8 @@ def test_dependency_trees(kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_lstm() -> None:
-    """For each row the states h and c, the result, the gates and what is in front of them."""
+    """For each row the four gates, h and c with their gradients, and the result."""
     model = weft.nn.LSTM(64, 64)
     batch = others.make_sequences([20, 30, 40, 50] * 16, 64, 0)
     one = batch.x.nbytes
-    assert peak(model, ours(model), batch) < 11.2 * one
+    assert peak(model, ours(model), batch) < 9.3 * one

@@ -89,6 +89,16 @@ def test_the_gradient_of_the_gates_is_written_over_them_unless_the_graph_is_kept
     assert second.shapes.count(gates) == 0
 
 
+def test_gates_are_written_over_what_was_in_front_of_them() -> None:
+    graph, x = chains()
+    model = weft.nn.LSTM(3, D).double()
+    for _ in range(3):
+        with Allocations() as forward:
+            out = model(graph, x, backend="triton")
+        out.sum().backward()
+    assert (graph.num_vertices - graph.num_graphs, 4 * D) not in forward.shapes
+
+
 class OneForAll(weft.VertexFunction):
     """The first number of a gate multiplies the whole row: written over, it would be gone for the other columns."""
 

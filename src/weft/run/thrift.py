@@ -8,6 +8,9 @@
        forward    | i | f | o | u |        one row of memory for each node
        backward   |di |df |do |du |        the same memory, for the gradient in front of the gates
 
+3. Where the forward step keeps such rows, and has read rows of the same width that nobody needs any more, what `before` put
+   in front of the gates, it writes the ones over the others.
+
 What is kept is decided once for each cell, so that every backward piece finds it, whatever gradients it is given.
 """
 
@@ -124,6 +127,25 @@ class Thrift:
                 found[gradient.name] = Over(same[0].name, readers | {gradient.name})
         return found
 
+    def laid_over(self, cut: Split) -> dict[str, Over]:
+        """By the name of what the forward step keeps, something that this step alone reads; if the step is one stage."""
+        during, found = cut.pieces["during"], dict[str, Over]()
+        inside = {id(value) for value in during.values}
+        for value in during.values:
+            if not self.pointwise(value) and any(id(base) in inside for one in operands(value) for base in bases(one)):
+                return {}
+        backward = {id(value) for stage in BACKWARD for value in cut.pieces[stage].takes}
+        results = {id(base) for value in cut.outputs.values() for base in bases(value)}
+        others = backward | results | {id(value) for value in cut.pieces["after"].takes}
+        spare = [v for v in during.takes if cut.home.get(id(v)) == "before" and id(v) not in others and _plain_rows(v)]
+        spare = [v for v in spare if all(reads_in_place(reader, v) for reader in _readers(cut, v, "during"))]
+        for kept in during.gives:
+            same = [value for value in spare if value.shape == kept.shape and value.dtype == kept.dtype]
+            if same and id(kept) in backward - results and _plain_rows(kept):
+                spare.remove(same[0])
+                found[kept.name] = Over(same[0].name, frozenset(one.name for one in _readers(cut, same[0], "during")))
+        return found
+
 
 def _plain_rows(value: Value) -> bool:
     shape = value.shape or ()
@@ -151,8 +173,8 @@ def _that_fill(gradient: Value, spare: list[Value]) -> list[Value]:
     return [] if left else chosen
 
 
-def _readers(cut: Split, value: Value) -> Iterator[Value]:
-    for reader in cut.pieces["back"].values:
+def _readers(cut: Split, value: Value, stage: str = "back") -> Iterator[Value]:
+    for reader in cut.pieces[stage].values:
         if any(base is value for operand in operands(reader) for base in bases(operand)):
             yield reader
 

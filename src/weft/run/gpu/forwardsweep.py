@@ -61,7 +61,7 @@ def _part(run: TypeRun, prefix: str) -> Part:
             binding.in_class(stored, *names[0])
         else:
             binding.own(stored)
-    return Part(run, piece, stores, binding)
+    return Part(run, piece, stores, binding, bool(run.code.split.laid_over))
 
 
 def kept_sum(run: TypeRun, value: Value) -> bool:

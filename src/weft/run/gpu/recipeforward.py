@@ -53,7 +53,9 @@ class GpuForwardText(ForwardText):
         for value in code.stores:
             names = exchanged(run, value)
             if not names:
-                text.store[value.name] = text.empty(value)
+                over = text.code.split.laid_over.get(value.name)
+                fits = over is not None and over.readers | {value.name} <= code.fused
+                text.store[value.name] = text.store[over.kept] if over is not None and fits else text.empty(value)
             elif text.class_range(names[0][0]):
                 text.store[value.name] = text.class_part(*names[0])
             else:

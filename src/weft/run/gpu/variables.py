@@ -66,7 +66,12 @@ class Variables:
     @property
     def text(self) -> list[str]:
         """The whole job. One that writes over what it reads stores nothing before all its threads have loaded."""
-        return [*self.early, *["tl.debug_barrier()"] * self.overwrites, *self.lines]
+        if not self.overwrites:
+            return [*self.early, *self.lines]
+        first = next((at for at, line in enumerate(self.lines) if "tl.store(" in line), 0)
+        while self.lines[first : first + 1] and self.lines[first].startswith(" "):
+            first -= 1
+        return [*self.early, *self.lines[:first], "tl.debug_barrier()", *self.lines[first:]]
 
     @contextmanager
     def loads_first(self) -> Iterator[None]:
