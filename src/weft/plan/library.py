@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from weft.cc import build, compiler
 
-TEXTS = ("work.c", "order.c", "tables.c", "rows.c", "gathers.c", "returns.c", "plan.c", "graphs.c", "wanted.c")
+TEXTS = ("work.c", "order.c", "tables.c", "rows.c", "gathers.c", "returns.c", "plan.c", "graphs.c", "wanted.c", "calls.c")
 NUMBER, POINTER = ctypes.c_long, ctypes.c_void_p
 FUNCTIONS = {
     "weft_plan": (POINTER, (NUMBER, NUMBER, NUMBER, *[POINTER] * 5, NUMBER, NUMBER, POINTER)),
@@ -30,6 +30,8 @@ FUNCTIONS = {
     "weft_roots": (None, (POINTER, NUMBER, POINTER)),
     "weft_program": (NUMBER, (POINTER, NUMBER, NUMBER, *[POINTER] * 5)),
     "weft_wanted": (NUMBER, (POINTER, NUMBER, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, NUMBER, POINTER)),
+    "weft_all_known": (ctypes.c_int, (NUMBER, *[POINTER] * 7, NUMBER)),
+    "weft_all_read": (ctypes.c_int, (NUMBER, NUMBER, POINTER, POINTER, NUMBER, NUMBER, POINTER)),
     "weft_plan_graphs": (POINTER, (POINTER, NUMBER, NUMBER, POINTER, POINTER, NUMBER, POINTER)),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from weft.graph.calls import CallType
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References
+from weft.plan.library import address, is_plain, library
 
 Bools = npt.NDArray[np.bool_]
 
@@ -66,10 +68,12 @@ def _ranks(type: Ints, count: int) -> Ints:
 
 def needed(graph: CallGraph, wanted: References) -> Bools | None:
     """Which calls some wanted result depends on; None: all. What no result needs is never computed."""
+    if _all_read(graph, wanted):
+        return None
     readers = np.bincount(graph.src, minlength=len(graph.type))
     readers += np.bincount(wanted >> OUTPUT_BITS, minlength=len(graph.type))
     dead = np.flatnonzero(readers == 0)
-    if not len(dead):
+    if not len(dead):  # C was not asked
         return None
     keep = np.ones(len(graph.type), np.bool_)
     while len(dead):
@@ -80,6 +84,16 @@ def needed(graph: CallGraph, wanted: References) -> Bools | None:
         np.subtract.at(readers, read, 1)
         dead = np.unique(read[readers[read] == 0])
     return keep
+
+
+def _all_read(graph: CallGraph, wanted: References) -> bool:
+    """Whether every call is read or wanted, as far as C can say."""
+    made, calls = library(), len(graph.type)
+    if made is None or not is_plain(graph.src) or not wanted.flags.c_contiguous:
+        return False
+    seen = np.empty(calls, np.int8)
+    given = address(graph.src), address(wanted), len(wanted), OUTPUT_BITS, address(seen)
+    return bool(made.weft_all_read(calls, len(graph.src), *given))
 
 
 def without(graph: CallGraph, keep: Bools) -> CallGraph:
@@ -93,7 +107,13 @@ def without(graph: CallGraph, keep: Bools) -> CallGraph:
 
 def planned_program(graph: CallGraph, present: Sequence[int], kinds: tuple[NodeType, ...]) -> Program:
     """The program for the planner; its types are the present ones, in this order."""
+    out = graph.out if any(kind.outputs > 1 for kind in kinds) else None
+    return Program(kinds, _numbered(tuple(present)).take(graph.type), graph.ptr, graph.src, out, graph.feed)
+
+
+@functools.lru_cache(maxsize=256)
+def _numbered(present: tuple[int, ...]) -> Ints:
+    """From a type to its number among some."""
     dense = np.full(max(present, default=0) + 1, -1, np.int32)
     dense[list(present)] = np.arange(len(present))
-    out = graph.out if any(kind.outputs > 1 for kind in kinds) else None
-    return Program(kinds, dense.take(graph.type), graph.ptr, graph.src, out, graph.feed)
+    return dense

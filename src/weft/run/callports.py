@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.graph.calls import CallType
-from weft.graph.program import Ints
+from weft.plan.library import address, is_plain, library
+from weft.run.callgraph import CallGraph
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -29,9 +30,22 @@ class Sharing:
         self._groups: dict[int, tuple[int, Groups]] = {}
         """What `groups` found, and at which count."""
 
-    def see(self, types: list[CallType], type: Ints, owner: Ints, position: Ints, src: Ints, out: Ints) -> None:
-        """Learn from a program: argument `position` of call `owner` reads output `out` of call `src`."""
+    def see(self, types: list[CallType], graph: CallGraph) -> None:
+        """Learn from a program what its calls read."""
         self._grow(types)
+        if not self._knows(graph):
+            self._learn(graph)
+
+    def _knows(self, graph: CallGraph) -> bool:
+        """Whether nothing is new, found out in C; else, and where C cannot, numpy finds it."""
+        made, arrays = library(), (graph.type, graph.ptr, graph.src, graph.out)
+        if made is None or not all(map(is_plain, arrays)):
+            return False
+        bases = address(self._slot_base), address(self._output_base), address(self._known), self._known.shape[1]
+        return bool(made.weft_all_known(len(graph.type), *map(address, arrays), *bases))
+
+    def _learn(self, graph: CallGraph) -> None:
+        type, owner, position, src, out = graph.type, graph.owner, graph.position, graph.src, graph.out
         slots = self._slot_base
         arguments = np.diff(slots) - 1  # the last slot of a type stands for all further arguments
         kind = type.take(owner)

@@ -207,7 +207,7 @@ def prepare(
     if any(program._cache.get("seen by") is not engine for program in programs):
         merged = merge_calls(programs)
         known = call_graph(library.types, merged)
-        engine.sharing.see(library.types, known.type, known.owner, known.position, known.src, known.out)
+        engine.sharing.see(library.types, known)
         for program in programs:
             program._cache["seen by"] = engine
     first: Ints | None = None
