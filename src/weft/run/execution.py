@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,11 +59,10 @@ class Execution:
     # Memory that goes from one call to the next.
 
     def _borrow(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        if not self.types:
+        if not self.types or math.prod(shape) * dtype.itemsize < LEAST:
             return empty(shape, dtype, device)
         tensor = self.call.cells[self.types[0]].spare.take(shape, dtype, device)
-        if tensor.nbytes >= LEAST:
-            self.memory.append(tensor)
+        self.memory.append(tensor)
         return tensor
 
     def give_back(self, outputs: Sequence[Tensor]) -> None:

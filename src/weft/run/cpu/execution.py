@@ -81,8 +81,8 @@ class NativeExecution(Execution):
         known.append(written(NativeBackText(self, sweep, self.recipe, tensors, grads)))
 
     def _known(self, tensors: Sequence[Tensor]) -> list[Recipe | None]:
-        # A single row is dense whatever its stride; several rows with the same stride need not be.
-        key = torch.get_num_threads(), *[(tensor.stride(), tensor.is_contiguous()) for tensor in tensors]
+        # A single row is contiguous whatever its stride; of several the shape tells it.
+        key = torch.get_num_threads(), *[None if tensor.is_contiguous() else tensor.stride() for tensor in tensors]
         return self.codes.recipes.setdefault(key, [])
 
     def _known_back(self, recipe: Recipe, grads: Sequence[Tensor | None]) -> list[Recipe | None]:
