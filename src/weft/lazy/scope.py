@@ -51,10 +51,13 @@ class batching:
         if self.tape is not None:
             raise TraceError("this weft.batching scope is in use; make another one")
         self.outer = active.tape
-        if self.outer is None and not is_transformed():
+        if self.outer is None:
             self.frames = set_eval_frame(None)  # torch.compile would look at every function that runs in the scope
             self.undo = UndoRecording()
             try:
+                if is_transformed():
+                    set_eval_frame(self.frames)
+                    return self
                 with self.undo, UndoRecording():
                     self._begin()
             except BaseException:
