@@ -3,6 +3,7 @@
     numbers, blocks    stand-ins for the sizes and tensors of a call
     record             runs the recipe's Python on stand-ins: what it would launch becomes a list
     operations         what that list is made of
+    thrifty, placing   its order, and where its memory lies
     text               the list as C
     lowered            the Python around it: memory for results, one call
 

@@ -100,7 +100,7 @@ def _memory(
         else:
             owners[storage] = whose.get(storage.name, "kept") if storage.name.startswith("s") else None
     given = [whose[names[0]] for _, names in spent]
-    return Memory(owners, sizes, given, frozenset(results))
+    return Memory(owners, sizes, given, results)
 
 
 def _size(recorder: Recorder, count: Size, dtype: torch.dtype) -> int:

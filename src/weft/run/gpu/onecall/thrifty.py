@@ -37,10 +37,11 @@ class Memory:
     owners: Mapping[Storage, Hashable | None]
     bytes: Mapping[Hashable, int]
     given: Sequence[Hashable]
-    results: frozenset[Hashable]
+    results: Sequence[Hashable]
 
-    def of(self, operation: Operation) -> set[Hashable]:
-        return {owner for owner in (self.owners[storage] for storage in storages_of(operation)) if owner is not None}
+    def of(self, operation: Operation) -> list[Hashable]:
+        found = dict.fromkeys(self.owners[storage] for storage in storages_of(operation))
+        return [owner for owner in found if owner is not None]
 
 
 def in_thrifty_order(operations: Sequence[Operation], memory: Memory) -> list[Operation]:
@@ -82,7 +83,7 @@ def _add_up(operations: list[Operation], launch: Launch, results: Sequence[Stora
 class _Orders:
     """Orders of operations, of which it is known what memory each uses. Sets of operations are numbers, with a bit for each."""
 
-    def __init__(self, used: Sequence[set[Hashable]], memory: Memory) -> None:
+    def __init__(self, used: Sequence[Sequence[Hashable]], memory: Memory) -> None:
         self.used, self.memory = used, memory
         self.users: dict[Hashable, int] = {}
         for at, each in enumerate(used):
