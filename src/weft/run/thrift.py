@@ -138,7 +138,7 @@ class Thrift:
         results = {id(base) for value in cut.outputs.values() for base in bases(value)}
         others = backward | results | {id(value) for value in cut.pieces["after"].takes}
         spare = [v for v in during.takes if cut.home.get(id(v)) == "before" and id(v) not in others and _plain_rows(v)]
-        spare = [v for v in spare if all(reads_in_place(reader, v) for reader in _readers(cut, v, "during"))]
+        spare = [v for v in spare if all(self.pointwise(one) and reads_in_place(one, v) for one in _readers(cut, v, "during"))]
         for kept in during.gives:
             same = [value for value in spare if value.shape == kept.shape and value.dtype == kept.dtype]
             if same and id(kept) in backward - results and _plain_rows(kept):
