@@ -23,8 +23,8 @@ from weft.lazy.value import Value
 class Division:
     """Calls of which some run now, and some wait. What nothing depends on is in neither."""
 
-    held: list[Value]
-    """Values that somebody holds."""
+    waiting: list[Value]
+    """Values that somebody holds, of calls that wait."""
     found: Found
     """Where the results are that are handed in."""
     runs: Flags
@@ -77,15 +77,15 @@ def divided(
     return None if left is None else _division(tape, calls, recorded, layout, left, handed, alive, held)
 
 
-def _unpacked(held: list[Value], rows: Any, *columns: Any) -> Division:
+def _unpacked(waiting: list[Value], rows: Any, *columns: Any) -> Division:
     """What C gives, as arrays."""
     arrays: list[Any] = list(map(np.frombuffer, columns, "??qqqqiqi?qiqi?i"))
-    runs, left, wanted, chosen, handed, present, types, arguments, further, starts, *waiting = arrays
-    number, late, references, more, begins, example = waiting
+    runs, left, wanted, chosen, handed, present, types, arguments, further, starts, *left_over = arrays
+    number, late, references, more, begins, example = left_over
     later = Pending(number, late, references, more, begins, example, {}, [])
     others = Recorded(types, arguments, further, {}, starts)
     where = Found(np.frombuffer(rows[0], np.int64), np.frombuffer(rows[1], np.int64), rows[2])
-    return Division(held, where, runs, left, wanted, chosen, handed, present, others, later)
+    return Division(waiting, where, runs, left, wanted, chosen, handed, present, others, later)
 
 
 _UNHELD = next(map(getrefcount, [object()]))
@@ -153,7 +153,9 @@ def _division(
     later = Pending(*columns, _starts(calls.starts, left), calls.example[left], {}, [])
     refs, chosen, given = calls.refs(wanted), renumbered(wanted), handed[used]
     present = np.flatnonzero(np.bincount(others.type))
-    return Division(held, found_rows(tape.results, given), runs, left, refs, chosen, given, present, others, later)
+    waits = {*later.number.tolist(), *np.flatnonzero(np.frombuffer(tape.waits, bool)).tolist()} - {*calls.number[now].tolist()}
+    waiting = [value for value in held if value._ref >> OUTPUT_BITS in waits]
+    return Division(waiting, found_rows(tape.results, given), runs, left, refs, chosen, given, present, others, later)
 
 
 def _starts(starts: Flags, chosen: Flags) -> Flags:

@@ -41,16 +41,15 @@ class Selection:
         tape, division = self.tape, self.division
         tape.waits += bytes(len(tape.type))
         if len(division.later.type) or tape.left:
-            waiting = [value for value in division.held if value._ref not in tape.results]
             np.frombuffer(tape.waits, bool)[self.calls.number] = division.left
             if self.calls.holds_left:
                 tape.left = []
             if len(division.later.type):
                 fed = division.fed(tape.state.fines, self.calls, division.left)
                 data = {number: list(map(_own, rows)) for number, rows in fed.items()}
-                tape.left.append(replace(division.later, data=data, values=waiting))
+                tape.left.append(replace(division.later, data=data, values=division.waiting))
             elif tape.left:
-                tape.left[-1].values.extend(waiting)
+                tape.left[-1].values.extend(division.waiting)
         tape.advance()
 
     def position(self, at: int) -> int:

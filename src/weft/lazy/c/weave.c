@@ -231,11 +231,13 @@ static void part_room(Part *p, Memory *m, i64 n, i64 arguments, i64 further)
 /* What is asked about the calls of a division. */
 typedef struct {
     PyObject *held; /* values that somebody holds */
-    i64 *asked, asks, *alive, lives, examples;
+    i64 *refs, *asked, asks, *alive, lives, examples;
     char *busy; /* for each example whether it goes on; without examples nothing is left */
 } Question;
 
-static int question(Question *q, Memory *m, PyObject *busy, PyObject *asked, PyObject *lists, PyObject *wanted, PyObject *results, i64 least)
+/* Values of calls from `least` on are asked about; of those from `fresh` on there are no results yet. */
+static int question(Question *q, Memory *m, PyObject *busy, PyObject *asked, PyObject *lists, PyObject *wanted, PyObject *results,
+                    i64 least, i64 fresh)
 {
     i64 count = busy == Py_None ? 0 : PyList_GET_SIZE(busy), *numbers = room(m, count, sizeof(i64));
     if ((q->held = held_of(lists)) == NULL || m->failed || (count && !numbers_of(busy, numbers))) return 0;
@@ -244,6 +246,7 @@ static int question(Question *q, Memory *m, PyObject *busy, PyObject *asked, PyO
     q->busy = room(m, q->examples, 1);
     q->asked = room(m, q->asks = PyList_GET_SIZE(asked), sizeof(i64));
     q->alive = room(m, wanted == Py_None ? PyList_GET_SIZE(q->held) : PyObject_Length(wanted), sizeof(i64));
+    q->refs = room(m, PyList_GET_SIZE(q->held), sizeof(i64));
     if (m->failed) return 0;
     for (i64 i = 0; i < count; i++) q->busy[numbers[i]] = 1;
     for (i64 i = 0; i < q->asks; i++) q->asked[i] = ref_of(PyList_GET_ITEM(asked, i));
@@ -254,9 +257,9 @@ static int question(Question *q, Memory *m, PyObject *busy, PyObject *asked, PyO
         q->lives = view.len / sizeof(i64);
         PyBuffer_Release(&view);
     }
-    for (Py_ssize_t i = 0; wanted == Py_None && i < PyList_GET_SIZE(q->held); i++) {
-        i64 ref = ref_of(PyList_GET_ITEM(q->held, i));
-        if (ref >= least && place_of(results, ref) < 0) q->alive[q->lives++] = ref;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(q->held); i++) {
+        i64 ref = q->refs[i] = ref_of(PyList_GET_ITEM(q->held, i));
+        if (wanted == Py_None && ref >= least && (ref >= fresh || place_of(results, ref) < 0)) q->alive[q->lives++] = ref;
     }
     return !PyErr_Occurred();
 }
@@ -265,7 +268,7 @@ static int question(Question *q, Memory *m, PyObject *busy, PyObject *asked, PyO
 PyObject *weft_divide(PyObject *given)
 {
     Arrays a;
-    PyObject *arrays, *is_busy, *asked, *lists, *wishes, *results, *found = NULL;
+    PyObject *arrays, *is_busy, *asked, *lists, *wishes, *results, *waiting = NULL, *found = NULL;
     if (!PyArg_ParseTuple(given, "O!OO!O!OO!", &PyTuple_Type, &arrays, &is_busy, &PyList_Type, &asked, &PyList_Type, &lists, &wishes,
                           &PyDict_Type, &results) || !hold(&a, arrays))
         return NULL;
@@ -278,7 +281,8 @@ PyObject *weft_divide(PyObject *given)
     Question q = {.held = NULL};
     Part now, later;
     int is_unknown = 0;
-    if (!question(&q, &more, is_busy, asked, lists, wishes, results, first << BITS)) goto end;
+    if ((waiting = PyList_New(0)) == NULL || !question(&q, &more, is_busy, asked, lists, wishes, results, first << BITS, known << BITS))
+        goto end;
     int *place = room(&m, span, sizeof(int)), *run = room(&m, n, sizeof(int));
     i64 *start = room(&m, n + 1, sizeof(i64)), *producer = room(&m, count, sizeof(i64)), *rest = room(&m, n, sizeof(i64));
     i64 *wanted = room(&m, count + q.lives, sizeof(i64)), *present = room(&m, types, sizeof(i64));
@@ -312,6 +316,12 @@ PyObject *weft_divide(PyObject *given)
     for (i64 i = 0; i < q.lives; i++) {
         i64 at = (q.alive[i] >> BITS) - first;
         if (at >= 0 && at < span && place[at] >= 0 && !left[place[at]]) wanted[wants++] = q.alive[i];
+    }
+    for (i64 i = 0; i < PyList_GET_SIZE(q.held); i++) {
+        i64 call = q.refs[i] >> BITS, at = call - first;
+        int is_here = at >= 0 && at < span && place[at] >= 0;
+        int is_left = is_here ? left[place[at]] : call >= 0 && call < known && waits[call];
+        if (is_left && PyList_Append(waiting, PyList_GET_ITEM(q.held, i)) < 0) goto end;
     }
     wants = unique(wanted, wants);
     for (i64 i = 0; i < wants; i++) runs[place[(wanted[i] >> BITS) - first]] = 1;
@@ -352,7 +362,7 @@ PyObject *weft_divide(PyObject *given)
         if (present[t]) present[presents++] = t;
     PyObject *rows = found_rows(handed, hands, results);
     if (rows != NULL)
-        found = Py_BuildValue("ONNNNNNNNNNNNNNNNN", q.held, rows, OUT(runs, n, char), OUT(left, n, char), OUT(wanted, wants, i64),
+        found = Py_BuildValue("ONNNNNNNNNNNNNNNNN", waiting, rows, OUT(runs, n, char), OUT(left, n, char), OUT(wanted, wants, i64),
                               OUT(chosen, wants, i64), OUT(handed, hands, i64), OUT(present, presents, i64), OUT(now.type, now.n, int),
                               OUT(now.arguments, now.count, i64), OUT(now.further, now.fars, int), OUT(now.starts, now.n + 1, char),
                               OUT(later.number, later.n, i64), OUT(later.type, later.n, int), OUT(later.arguments, later.count, i64),
@@ -362,6 +372,7 @@ end:
     free_all(&m);
     let_go(&a);
     Py_XDECREF(q.held);
+    Py_XDECREF(waiting);
     if (is_unknown && !PyErr_Occurred()) Py_RETURN_NONE;
     return found != NULL || PyErr_Occurred() ? found : PyErr_NoMemory();
 }
