@@ -1,8 +1,9 @@
 """Results of flushes, kept so that later calls can take them again.
 
-Results of one kind go into one *pool*, flush after flush, and whatever a flush takes of them is one gather. Gradients come back
-the same way: what was taken adds to one buffer, and every flush gets its part of that buffer. A token that goes from node to
-node keeps the order; backward, from the right to the left:
+Results of one kind go into one *pool*, flush after flush, and whatever a flush takes of them is one gather: of what a few
+flushes gave, as long as that is little, or most of it is taken; else of a buffer that holds all of them. Gradients come back
+the same way: what was taken of the buffer adds to another one, and every flush gets its part of that. A token that goes from
+node to node keeps the order; backward, from the right to the left:
 
     flush 1 -> exchange -> token -> exchange <- flush 2        an exchange takes in what the last flush gave,
                   |                    |                       and gives out what the next one needs
@@ -151,7 +152,7 @@ class Pool:
         if self._token is None and not trained:
             return buffer.index_select(0, places)
         if self._ledger is None:
-            self._ledger = Ledger()
+            self._ledger = Ledger(self.kind, buffer.device)
         self._ledger.size = self.size
         rows: Tensor
         exchange: Any = _Exchange
@@ -196,19 +197,19 @@ class Taken(NamedTuple):
 class Ledger:
     """The gradients of a pool's rows, for each backward pass that is under way, and the parts that have any."""
 
-    def __init__(self) -> None:
-        self.size = 0
+    def __init__(self, kind: Kind, device: torch.device) -> None:
+        self.kind, self.device, self.size = kind, device, 0
         self._passes: dict[int, tuple[Tensor, set[int]]] = {}
 
-    def gradients(self, like: Tensor) -> tuple[Tensor, set[int]]:
+    def gradients(self) -> tuple[Tensor, set[int]]:
         """Those of the backward pass that is running."""
         number = torch._C._current_graph_task_id()
         found = self._passes.get(number)
         if found is None:
             if len(self._passes) > 8:  # passes that ended before they came to the first flush
                 self._passes.clear()
-            shape = (self.size, *like.shape[1:])
-            found = self._passes[number] = torch.zeros(shape, dtype=like.dtype, device=like.device), set()
+            zeros = torch.zeros((self.size, *self.kind.shape), dtype=self.kind.dtype, device=self.device)
+            found = self._passes[number] = zeros, set()
         return found
 
     def close(self) -> None:
@@ -224,13 +225,12 @@ class _Exchange(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.ledger, ctx.taken, ctx.is_start = ledger, taken, token is None
         ctx.parts = [(first, len(rows)) for first, rows in zip(firsts, given, strict=True)]
-        ctx.like = buffer[:0]
         ctx.set_materialize_grads(False)
         return buffer.index_select(0, taken.places), buffer.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        buffer, trained = ctx.ledger.gradients(ctx.like)
+        buffer, trained = ctx.ledger.gradients()
         if grad is not None:
             buffer.index_add_(0, ctx.taken.places, grad.detach())
             trained.update(ctx.taken.parts)
