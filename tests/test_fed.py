@@ -87,6 +87,7 @@ def test_short_stretches_are_copied() -> None:
     check(model, graph, at=graph.roots)
     (recipe,) = recipes_of(model)
     assert copies(recipe)
+    assert "narrow(" not in recipe.source, "their place in the arena is an address, not a view"
 
 
 def test_stretches_that_each_would_fetch_a_large_matrix_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from weft import cc
 from weft.run import spare
 from weft.run.cpu import kernel, parallel, pointwise, walktext
 from weft.run.cpu.formulas import PRELUDE
-from weft.run.cpu.recipetypes import NativeTypeText
+from weft.run.cpu.rowtypes import NativeTypeText
 from weft.testing import assert_equivalent, random_structure
 
 COMPILER = cc.compiler()

@@ -9,7 +9,7 @@ from typing import Any
 from weft.graph.tape import Name, Value
 from weft.plan.plan import NOT_A_SLICE
 from weft.run.cpu.jobs import ALL, COLLECT, NUMBERS, SPREAD, ZERO, JobWriter, width_of
-from weft.run.cpu.recipetypes import CONSTANT, NativeTypeText, address_of
+from weft.run.cpu.rowtypes import CONSTANT, NativeTypeText, address_of
 from weft.run.cpu.walk import Walk, dense
 from weft.run.indices import Indices
 from weft.run.recipe import NoRecipe, Writer

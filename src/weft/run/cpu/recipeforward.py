@@ -14,7 +14,8 @@ from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.cpu.fed import Fed, stretches
 from weft.run.cpu.jobs import TAKE, JobWriter
-from weft.run.cpu.recipetypes import ForwardTypeText, address_of
+from weft.run.cpu.recipetypes import ForwardTypeText
+from weft.run.cpu.rowtypes import address_of
 from weft.run.cpu.walk import Walk
 from weft.run.cpu.walking import in_runs
 from weft.run.emit import Code
