@@ -91,6 +91,18 @@ def test_a_model_is_compiled_in_one_go_but_for_kernels_that_a_walk_stands_for(ru
     assert others and all(kernel.ready for kernel in others)
 
 
+def test_texts_do_not_depend_on_the_order_of_sets() -> None:
+    """It changes from process to process, and what one compiles the next should find."""
+    model, graph = weft.nn.ChildSumTreeLSTM(3, 5), weft.Graph.from_parents([2, 2, 4, 4, -1])
+    model(graph, torch.randn(5, 3, requires_grad=True))
+    cells = [cell for kept in model.__dict__["_weft"].cells.values() for cell in kept]
+    found = [code for cell in cells for code in cell.codes.values()]
+    assert max(len(code.split.gradients) for code in found) > 4
+    for code in found:
+        named = [name[1] for name in code.split.tape.outputs if name[0] == "grad"]
+        assert list(code.split.gradients) == [name for name in named if name in code.split.gradients]
+
+
 def test_a_watched_model_runs_by_kernels_that_were_not_compiled_yet(runs: list[str]) -> None:
     model, graph = weft.nn.ChildSumTreeLSTM(7, 11).double(), weft.Graph.from_parents([2, 2, 4, 4, -1])
     x = torch.randn(5, 7, dtype=torch.float64)

@@ -194,15 +194,17 @@ def test_an_exception_of_the_users_own_keeps_its_type_and_gets_a_note(backend: s
     assert model(graph, x, backend="eager")[:, 0].tolist() == [1, 2, 1, 2, 3]
 
 
-def test_a_mistake_in_forward_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mistake_in_forward_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's own tracing writes pages about an operation that fails; the exception is enough."""
+    logged: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.Logger, "callHandlers", lambda _, record: logged.append(record))
     model = Cell(lambda v: v.scatter(h=F.linear(v.pull(), torch.ones(2, 3))))
-    with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(CHAIN, X)
     model.body = lambda v: v.scatter(h=v.pull() + torch.ones(3))
-    with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="must match the size"):
+    with pytest.raises(RuntimeError, match="must match the size"):
         model(CHAIN, X)
-    assert caplog.records == []
+    assert [record for record in logged if record.levelno >= logging.WARNING] == []
 
 
 class NoForward(weft.VertexFunction):

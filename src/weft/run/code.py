@@ -169,9 +169,10 @@ class CellCode:
 
         By name, with the number of rows that each row is gathered from; 0 for what is one row and another.
         """
-        per_step = [cut.pieces[stage] for stage in PER_STEP]
         whole = {value.name for stage, piece in cut.pieces.items() if stage not in PER_STEP for value in piece.takes}
-        copied = {value.name for piece in per_step for value in piece.takes if value.name not in addressed(piece)}
+        copied = set[str]()
+        for piece in (cut.pieces[stage] for stage in PER_STEP):
+            copied |= {value.name for value in piece.takes} - addressed(piece)
         found: dict[str, int] = {}
         for name, value in cut.tape.inputs.items():
             kind: Any = name[0]
