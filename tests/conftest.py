@@ -33,3 +33,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     if found:
         clear_away()
         pytest.fail(f"left behind: {', '.join(found)}")
+
+
+@pytest.fixture
+def one_thread() -> Generator[None, None, None]:
+    """Sweeps are walks, whatever the number of rows; random numbers are the same in every run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ ADD = "void NAME(real *x) { x[0] += %d; }\n"
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_thread: None) -> list[str]:
     """What the compiler is given from here on, with nothing compiled before."""
     path = cc.compiler()
     assert path is not None, "these tests need a C compiler: cc, gcc or clang"
@@ -36,10 +36,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
         right(path, source, effort, libraries)
 
     monkeypatch.setattr(cc, "_compile", compiled)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield seen
-    torch.set_num_threads(threads)
+    return seen
 
 
 def function(text: str, head: str = HEAD) -> Native:

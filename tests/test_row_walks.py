@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,13 +18,8 @@ F64 = torch.float64
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def needs_a_compiler(one_thread: None) -> None:
     assert cc.compiler() is not None, "these tests need a C compiler: cc, gcc or clang"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 class Deciding(weft.VertexFunction):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,13 +24,8 @@ D = 6
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def needs_a_compiler(one_thread: None) -> None:
     assert cc.compiler() is not None, "these tests need a C compiler: cc, gcc or clang"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def trees(kind: str = "tree", many: int = 4) -> weft.Graph:
