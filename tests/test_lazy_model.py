@@ -131,6 +131,7 @@ def test_autocast_casts_what_it_casts_in_the_loop(dtype: torch.dtype) -> None:
     assert found.dtype is wanted.dtype and torch.allclose(found[0], wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch 2.11 itself uses it
 @pytest.mark.parametrize("is_module", [False, True])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch.compile looks at
 def test_a_batched_call_is_a_graph_break_to_torch_compile(is_module: bool) -> None:
@@ -146,6 +147,7 @@ def test_a_batched_call_is_a_graph_break_to_torch_compile(is_module: bool) -> No
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch 2.11 itself uses it
 def test_a_scope_is_a_graph_break_to_torch_compile() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -97,10 +97,10 @@ class NativeBackText(BackText):
         return out
 
     def _as_part(self, taken: Taken) -> Part:
-        """Gradients of all nodes, of which a type has some."""
-        if isinstance(taken, Part):
-            return taken
+        """Rows that lie side by side, which what a piece gives need not; of gradients of all nodes those that a type has."""
         rows = self.writer.view(f"{taken.rows}.contiguous()")
+        if isinstance(taken, Part):
+            return replace(taken, rows=rows)
         return Part(rows) if taken.index is None else Part(rows, f"{taken.index}.data_ptr()")
 
     def _pulled(self, way: Way) -> Part:

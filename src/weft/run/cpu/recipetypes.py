@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -84,9 +85,10 @@ class ForwardTypeText(NativeTypeText):
         return [f"{name}.data_ptr(), {CONSTANT}", f"{int(turned)}, {CONSTANT}", f"{apart}, {CONSTANT}"]
 
     def _dense(self, value: Value) -> str:
-        """The variable of a value, copied if its memory is not contiguous."""
-        name = self.whole(value)
-        return name if self.run.whole(value).is_contiguous() else self.writer.let(f"{name}.contiguous()")
+        """The variable of a value, copied if its memory is not contiguous; of a single row that cannot be told."""
+        name, found = self.whole(value), self.run.whole(value)
+        is_dense = found.is_contiguous() and (value.rows is None or len(found) > 1)
+        return name if is_dense else self.writer.let(f"{name}.contiguous()")
 
     # Sweeps.
 
@@ -165,7 +167,8 @@ class ForwardTypeText(NativeTypeText):
             )
             return self._given(value, walk, copies)
         name, tensor = self._dense(value), self.run.whole(value)
-        return [f"{name}.data_ptr(), {_apart(tensor)}, {self._starts(value.rows.kind)}"]
+        apart = prod(tensor.shape[1:]) * tensor.element_size()
+        return [f"{name}.data_ptr(), {apart}, {self._starts(value.rows.kind)}"]
 
     def _starts(self, kind: str) -> str:
         if kind == "n":
