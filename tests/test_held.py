@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from weft.graph.capture import Surroundings
 from weft.graph.cell import Trace
 
 torch.set_num_threads(1)
@@ -135,3 +137,18 @@ def test_hooks_on_a_module_within_are_run() -> None:
         own.register_forward_hook(lambda module, args, out: seen.append(1))
         net(GRAPH, ROWS)
     assert seen
+
+
+def test_the_library_itself_is_not_looked_through() -> None:
+    """A batched function that another one uses brings along what its user gave it, and not all of what weft is made of."""
+    scale = [2.0]
+    inner = weft.batched(lambda x: x * scale[0])
+
+    def outer(x: Tensor) -> Tensor:
+        return inner(x).sum()
+
+    found = Surroundings().add(outer)
+    places = [*found.settings, *found.objects, *found.tensors]
+    assert len(places) < 100
+    assert any(container is scale for container, _ in places)
+    assert not any(container is sys.modules for container, _ in places)
