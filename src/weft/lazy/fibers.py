@@ -166,10 +166,11 @@ class Fibers:
     def _stop(self, queue: list[Waiting], name: str | None = None) -> None:
         if greenlet is None:
             raise TraceError("code that depends on the values of tensors needs fibers: install greenlet")
-        if self.hub is None or greenlet.getcurrent() is self.hub:
+        hub = self.hub
+        if hub is None or greenlet.getcurrent() is hub:
             raise TraceError("a value is needed outside of the function that is run batched")
         queue.append(self.set_aside(name))
-        self.hub.switch()
+        hub.switch()
 
     def set_aside(self, name: str | None = None) -> Waiting:
         """What the running example needs to go on later; torch is as if none were running."""
