@@ -125,10 +125,11 @@ class Surroundings:
         for container in (function.__kwdefaults__ or {}, dict(enumerate(function.__defaults__ or ()))):
             for key in container:
                 yield from self._place((container, key))
-        if str(function.__module__).partition(".")[0] in _LIBRARIES:
-            return  # what others gave it is in its closure; the library itself does not change
+        in_library = str(function.__module__).partition(".")[0] in _LIBRARIES
         for name in names:
             value = function.__globals__.get(name)
+            if in_library and not isinstance(value, Tensor):
+                continue  # what others gave it is in its closure; the library itself does not change
             if isinstance(value, types.ModuleType):
                 if value.__name__.partition(".")[0] not in _LIBRARIES:
                     for inner in names & value.__dict__.keys():
