@@ -14,7 +14,7 @@ from weft.testing.programs import SAMPLES
 MANY = 12
 
 
-def agree_one_after_the_other(seeds: list[int], sample: str | None = None) -> None:
+def assert_agreement_one_after_the_other(seeds: list[int], sample: str | None = None) -> None:
     """With one model for all."""
     models: dict[str, VertexFunction] = {}
     for seed in seeds:
@@ -24,9 +24,9 @@ def agree_one_after_the_other(seeds: list[int], sample: str | None = None) -> No
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_programs_in_a_random_order(sample: str) -> None:
-    agree_one_after_the_other(random.Random(sample).sample(range(500), MANY), sample)
+    assert_agreement_one_after_the_other(random.Random(sample).sample(range(500), MANY), sample)
 
 
 def test_gradients_that_are_columns_of_others() -> None:
     """One after the other, since a recipe is written at the second call and used at the third."""
-    agree_one_after_the_other([304, 351, 405])
+    assert_agreement_one_after_the_other([304, 351, 405])

@@ -205,19 +205,10 @@ class BackText:
         """A type's rows among those that a group wrote."""
         type, key, w = text.type, way.key, self.writer
 
-        def whole(indices: Indices) -> bool:
-            back = back_of(indices, key).back
-            return indices.class_rows(type, output) == (back.first, back.last)
-
-        def start(indices: Indices) -> int:
-            rows = indices.class_rows(type, output)
-            assert isinstance(rows, tuple)
-            return rows[0] - back_of(indices, key).back.first
-
         if text.class_range(output):
-            if w.ask(("whole", type, output, key), whole):
+            if w.ask(("whole", type, output, key), partial(is_whole, type, output, key)):
                 return taken
-            first = w.fact(("from", type, output, key), start)
+            first = w.fact(("from", type, output, key), partial(first_within, type, output, key))
             if taken.index is None:
                 return Taken(w.let(f"{taken.rows}.narrow(0, {first}, {text.n})"))
             return Taken(taken.rows, w.let(f"{taken.index}.narrow(0, {first}, {text.n})"))
@@ -302,6 +293,19 @@ def back_of(indices: Indices, key: tuple[int, int, int]) -> BackIndex:
 def one_reader(key: tuple[int, int, int], indices: Indices) -> bool:
     """Whether each row that comes back has one reader at most."""
     return back_of(indices, key).single is not None
+
+
+def is_whole(type: int, output: int, key: tuple[int, int, int], indices: Indices) -> bool:
+    """Whether a type's rows are all that come back."""
+    back = back_of(indices, key).back
+    return indices.class_rows(type, output) == (back.first, back.last)
+
+
+def first_within(type: int, output: int, key: tuple[int, int, int], indices: Indices) -> int:
+    """Where a type's rows begin among those that come back."""
+    rows = indices.class_rows(type, output)
+    assert isinstance(rows, tuple)
+    return rows[0] - back_of(indices, key).back.first
 
 
 def _all_read(back: BackIndex) -> bool:

@@ -11,9 +11,8 @@ from weft.plan.plan import NOT_A_SLICE
 from weft.run.cpu.jobs import ALL, COLLECT, NUMBERS, SPREAD, ZERO, JobWriter, width_of
 from weft.run.cpu.rowtypes import CONSTANT, NativeTypeText, address_of
 from weft.run.cpu.walk import Walk, dense
-from weft.run.indices import Indices
 from weft.run.recipe import NoRecipe, Writer
-from weft.run.recipeback import BackText, Taken, Way, back_of, one_reader
+from weft.run.recipeback import BackText, Taken, Way, back_of, first_within, is_whole, one_reader
 from weft.run.recipetypes import TypeText
 from weft.run.rowview import row_width
 from weft.run.typerun import TypeRun
@@ -120,20 +119,11 @@ class NativeBackText(BackText):
         type, key, w = text.type, way.key, self.writer
         assert isinstance(taken, Part)
 
-        def whole(indices: Indices) -> bool:
-            back = back_of(indices, key).back
-            return indices.class_rows(type, output) == (back.first, back.last)
-
-        def start(indices: Indices) -> int:
-            rows = indices.class_rows(type, output)
-            assert isinstance(rows, tuple)
-            return rows[0] - back_of(indices, key).back.first
-
         if not text.class_range(output):
             raise NoRecipe("rows between those of other types")
-        if w.ask(("whole", type, output, key), whole):
+        if w.ask(("whole", type, output, key), partial(is_whole, type, output, key)):
             return taken
-        first = w.fact(("from", type, output, key), start)
+        first = w.fact(("from", type, output, key), partial(first_within, type, output, key))
         if taken.index == "0":
             return replace(taken, skip=f"({taken.skip} + {first})")
         if taken.bounds == "0":
