@@ -15,23 +15,26 @@ static void row_max(real *restrict out, const real *restrict rows, long count, l
 static void row_argmax(long *restrict out, const real *restrict rows, long count, long width, long apart) {
   EACH(i, count) largest(rows + i * apart, width, out + i);
 }
-static void row_softmax(real *restrict out, const real *restrict rows, long count, long width, long apart) {
+/* to[j] = exp(row[j] - most), where `most` is the largest; returns their sum. */
+static inline real exponentials(real *restrict to, const real *restrict row, long width, real *most) {
   long where;
+  real sum = 0;
+  *most = largest(row, width, &where);
+  EACH(j, width) to[j] = exp_(row[j] - *most);
+  EACH(j, width) sum += to[j];
+  return sum;
+}
+static void row_softmax(real *restrict out, const real *restrict rows, long count, long width, long apart) {
   EACH(i, count) {
     const real *row = rows + i * apart;
-    real *to = out + i * width, most = largest(row, width, &where), sum = 0;
-    EACH(j, width) to[j] = exp_(row[j] - most);
-    EACH(j, width) sum += to[j];
+    real *to = out + i * width, most, sum = exponentials(to, row, width, &most);
     EACH(j, width) to[j] /= sum;
   }
 }
 static void row_log_softmax(real *restrict out, const real *restrict rows, long count, long width, long apart) {
-  long where;
   EACH(i, count) {
     const real *row = rows + i * apart;
-    real *to = out + i * width, most = largest(row, width, &where), sum = 0;
-    EACH(j, width) to[j] = exp_(row[j] - most);
-    EACH(j, width) sum += to[j];
+    real *to = out + i * width, most, sum = exponentials(to, row, width, &most);
     sum = log_(sum);
     EACH(j, width) to[j] = row[j] - most - sum;
   }
