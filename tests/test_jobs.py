@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import weft
 from weft import cc
-from weft.run.cpu.jobs import ALL, COLLECT, COPY, SPREAD, TAKE, ZERO, do
+from weft.lazy.state import state_of
+from weft.run.calls import Engine
+from weft.run.cpu.jobs import ALL, COLLECT, COPY, SPREAD, TAKE, ZERO, JobWriter, do
 
 ROWS, WIDTH = 9, 5
 
@@ -72,3 +75,31 @@ def test_rows_are_collected_as_they_are_by_an_index_or_in_bags(dtype: torch.dtyp
         out = start.clone()
         do([COLLECT, at(out), at(rows), where, cuts, 4, WIDTH, dtype.itemsize, none, adds])
         torch.testing.assert_close(out, expected + adds * start)
+
+
+def test_what_lies_side_by_side_is_not_copied() -> None:
+    indices: Any = None
+    writer = JobWriter(indices)
+    made = writer.empty([4, WIDTH], torch.float32)
+    parts = [made, writer.let(f"{made}.narrow(0, 1, 2)"), writer.let(f"{made}.flatten(0, 1)"), writer.dense("grads[0]")]
+    assert [writer.dense(part) for part in parts] == parts
+    turned = writer.let(f"{made}.t()")
+    assert writer.dense(turned) != turned and writer.dense("tensors[0]") not in parts
+
+
+def test_what_a_flush_is_handed_is_moved_by_jobs_alone() -> None:
+    layer = nn.Linear(WIDTH, WIDTH)
+
+    def fn(x: Tensor) -> Tensor:
+        while x.sum() > 0:
+            x = layer(x) - 0.1
+        return x
+
+    net = weft.batched(fn)
+    for _ in range(3):
+        net(torch.rand(ROWS, WIDTH)).sum().backward()
+    cells = [cell for kept in Engine.of(state_of(fn).library).cells.kept.values() for cell in kept]
+    known = [recipe for cell in cells for codes in cell.kept.values() for found in codes.recipes.values() for recipe in found]
+    back = [recipe.source for recipe in known if recipe is not None and recipe.goes_back]
+    assert back
+    assert not any("piece" in source for source in back)

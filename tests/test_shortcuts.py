@@ -201,6 +201,24 @@ def test_numbers_are_asked_for_in_python_once_for_a_flush(monkeypatch: pytest.Mo
 
 
 @needs_shortcuts
+def test_numbers_that_are_known_are_told_without_python() -> None:
+    seen: list[str] = []
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and str(frame.f_globals.get("__name__")).startswith("weft"):
+            seen.append(frame.f_code.co_name)
+
+    with weft.batching():
+        values = [torch.full(shape, 2.0) * number for shape in ((), (1,), (1, 1)) for number in (0, 3)]
+        assert [float(value) for value in values] == [0.0, 6.0] * 3
+        sys.setprofile(profile)
+        told = [(value.item(), bool(value)) for value in values]
+        sys.setprofile(None)
+    assert told == [(0.0, False), (6.0, True)] * 3
+    assert seen == []
+
+
+@needs_shortcuts
 def test_values_that_python_makes_are_noted() -> None:
     tape, kind = Tape(State(None), "auto", "cpu"), kind_of((2,), torch.float32)
     made = Tape.make(tape, 4096, kind)

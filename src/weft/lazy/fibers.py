@@ -151,32 +151,30 @@ class Fibers:
 
     def need(self, value: Value) -> None:
         """Stop this example until the value has been computed."""
+        self.waiting.append(self.set_aside())
         self.needed.append(value)
-        self._stop(self.waiting)
+        self.hub.switch()
 
     def complete(self) -> None:
         """Stop this example until everything that was recorded so far has been computed."""
+        self.waiting.append(self.set_aside())
         self.completes = True
-        self._stop(self.waiting)
+        self.hub.switch()
 
     def sync(self, name: str) -> None:
         """Stop this example until every other one is finished or has arrived at this name, too."""
-        self._stop(self.held, name)
-
-    def _stop(self, queue: list[Waiting], name: str | None = None) -> None:
-        if greenlet is None:
-            raise TraceError("code that depends on the values of tensors needs fibers: install greenlet")
-        hub = self.hub
-        if hub is None or greenlet.getcurrent() is hub:
-            raise TraceError("a value is needed outside of the function that is run batched")
-        queue.append(self.set_aside(name))
-        hub.switch()
+        self.held.append(self.set_aside(name))
+        self.hub.switch()
 
     def set_aside(self, name: str | None = None) -> Waiting:
         """What the running example needs to go on later; torch is as if none were running."""
-        tape, depth = self.tape, _depth()
+        if greenlet is None:
+            raise TraceError("code that depends on the values of tensors needs fibers: install greenlet")
+        worker, tape, depth = greenlet.getcurrent(), self.tape, _depth()
+        if self.hub is None or worker is self.hub:
+            raise TraceError("a value is needed outside of the function that is run batched")
         modes = () if depth == self.depth else self._modes_aside(depth)
-        stopped = Waiting(greenlet.getcurrent(), self.running, self.example, tape.setting, modes, name)
+        stopped = Waiting(worker, self.running, self.example, tape.setting, modes, name)
         if tape.setting is not PLAIN:
             _set(tape, PLAIN)
         return stopped

@@ -93,11 +93,8 @@ def _types(tape: Tape, calls: Longs) -> Ints:
     first = tape.floor >> OUTPUT_BITS
     if calls.min() >= first:
         return now.type[calls - first]
-    parts = [*tape.past, now]
-    starts = np.cumsum([0, *(len(part.type) for part in parts)])
-    which = np.searchsorted(starts, calls, "right") - 1
-    places = zip(which.tolist(), (calls - starts[which]).tolist(), strict=True)
-    return np.array([parts[number].type[at] for number, at in places], np.int32)
+    types: Ints = np.concatenate([*[part.type for part in tape.past], now.type])[calls]
+    return types
 
 
 def _outputs(tape: Tape) -> Longs:

@@ -29,6 +29,9 @@ def flatten(nest: Any, leaves: list[Any]) -> Structure:
         leaves.append(nest)
         return None
     if cls is tuple or cls is list:
+        if LEAVES.issuperset(map(type, nest)):
+            leaves += nest
+            return (cls, None, *[None] * len(nest))
         return (cls, None, *[flatten(part, leaves) for part in nest])
     if isinstance(nest, dict):
         return (cls, tuple(nest), *[flatten(part, leaves) for part in nest.values()])

@@ -22,26 +22,24 @@ from weft.run.calls import Group, in_order, stacked
 WAY_OUT = "use weft.batched(fn, stack=False) for a list of the examples' results"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Outcome:
-    """One example's result: its structure, its leaves, and for each leaf what kind of thing it is."""
+    """One example's result: its structure and its leaves."""
 
     structure: Structure
     leaves: list[Any]
 
     @staticmethod
     def of(result: Any) -> Outcome:
-        if result.__class__ is Value:
-            return Outcome(None, [_settled(result)])
         leaves: list[Any] = []
-        structure: Structure
-        if result.__class__ is list and set(map(type, result)) == {Value}:
-            structure, leaves = (list, None, *[None] * len(result)), list(result)
-            if not leaves[0]._tape.watchful:
-                return Outcome(structure, leaves)
-        else:
-            structure = flatten(result, leaves)
-        return Outcome(structure, [_settled(leaf) for leaf in leaves])
+        structure = flatten(result, leaves)
+        for at, leaf in enumerate(leaves):
+            if leaf.__class__ is Value:
+                if leaf._tape.watchful:
+                    leaves[at] = leaf._tape.settled(leaf)
+            elif isinstance(leaf, Value):
+                leaves[at] = leaf._plain()
+        return Outcome(structure, leaves)
 
     def ordered_as(self, structure: Structure) -> Outcome:
         """The same with the keys of dictionaries in another order, if nothing else differs."""
@@ -49,12 +47,6 @@ class Outcome:
             return self
         leaves = dict(zip(paths(self.structure), self.leaves, strict=True))
         return Outcome(structure, [leaves[path] for path in paths(structure)])
-
-
-def _settled(leaf: Any) -> Any:
-    if leaf.__class__ is not Value:
-        return leaf._plain() if isinstance(leaf, Value) else leaf
-    return leaf._tape.settled(leaf)
 
 
 def wanted_references(outcomes: Sequence[Outcome]) -> References:
@@ -76,7 +68,7 @@ class Gathered:
 
     def column(self, leaves: list[Any]) -> Tensor:
         """One leaf of all examples, some of which may be tensors already."""
-        if all(leaf.__class__ is Value for leaf in leaves):
+        if set(map(type, leaves)) == {Value}:
             return self.stacked([leaf._ref for leaf in leaves])
         return stack([self.one(leaf._ref) if leaf.__class__ is Value else leaf for leaf in leaves])
 
@@ -124,11 +116,11 @@ def _shown(outcome: Outcome) -> str:
 
 def _column(name: str, column: list[Any], stack: Callable[[list[Any]], Any], device: str) -> Any:
     """One leaf of all examples."""
-    kinds = [_kind(leaf) for leaf in column]
+    kinds = list(map(_kind, column))
     first = kinds[0]
-    for number, kind in enumerate(kinds):
-        if kind is not first:
-            _refuse(name, number, first, kind)
+    if kinds.count(first) < len(kinds):
+        number, other = next((number, kind) for number, kind in enumerate(kinds) if kind is not first)
+        _refuse(name, number, first, other)
     if isinstance(first, Kind):
         return stack(column)
     if first in (bool, int, float):
@@ -151,13 +143,11 @@ def _numbers(name: str, column: list[Any], device: str) -> Tensor:
 
 
 def _kind(leaf: Any) -> Any:
-    if isinstance(leaf, Value):
+    if leaf.__class__ is Value:
         return leaf._kind
-    if isinstance(leaf, Tensor):
-        return kind_of(leaf.shape, leaf.dtype)
-    if leaf is None:
-        return None
-    return type(leaf) if type(leaf) in (bool, int, float) else object
+    if leaf is None or leaf.__class__ in (bool, int, float):
+        return None if leaf is None else leaf.__class__
+    return kind_of(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else object
 
 
 def _refuse(name: str, number: int, first: Any, other: Any) -> None:

@@ -179,7 +179,11 @@ class TypeText:
         return self.fact("owners", lambda indices, read: indices.owners(read), self.bag)
 
     def run_whole(self, code: Code, destinations: dict[str, str] | None = None) -> None:
-        """Run a piece over all rows; what it returns joins the store."""
+        """Run a piece over all rows; what it returns joins the store. One that only hands on what it takes need not run."""
+        if not code.stores and {value.name for value in code.returns} <= {value.name for value in code.takes}:
+            for value in code.returns:
+                self.whole(value)
+            return
         into = [(destinations or {})[value.name] for value in code.stores]
         bounds = "None" if self.bag is None else self.bounds(self.bag)
         arguments = [*[self.whole(value) for value in code.takes], *into, self.n, self.e, bounds, "records"]

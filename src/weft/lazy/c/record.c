@@ -10,7 +10,7 @@
 #define MOST 64
 #define ROW_BITS 32
 
-enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED };
+enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED, ITEM, TRUTH };
 
 typedef struct {
     PyObject_HEAD
@@ -25,7 +25,7 @@ static PyTypeObject *ValueType, *ConstantType, *TapeType, *QuickType, *RowsType;
 static PyObject *Parameter, *Active, *Picked, *HandleCode, *IntKind, *BoolKind, *StackDepth, *Special;
 static PyObject *s_tape, *s_training, *s_need, *s_rows, *s_numbers;
 static long long Step;
-static Py_ssize_t v_tape, v_ref, v_kind, c_number, q_number, q_single, q_kinds;
+static Py_ssize_t v_tape, v_ref, v_kind, k_count, c_number, q_number, q_single, q_kinds;
 static Py_ssize_t t_type, t_arguments, t_data, t_next, t_values, t_fast, t_quick, t_ones, t_others, t_paused, t_depth;
 static Py_ssize_t t_results, t_sources, t_watchful, t_ended, t_floor, t_driver;
 
@@ -494,6 +494,24 @@ static PyObject *asked(PyObject *const *args, Py_ssize_t count)
     return place == NULL ? NULL : ready(SLOT(tape, t_sources), PyLong_AsLongLong(place));
 }
 
+/* `Value.item(value)`, and with `truth` `Value.__bool__(value)`. */
+static PyObject *item(PyObject *const *args, Py_ssize_t count, int truth)
+{
+    PyObject *tape = count == 1 ? tape_of(args[0]) : NULL;
+    if (tape == NULL || number_of(SLOT(SLOT(args[0], v_kind), k_count)) != 1) return NULL;
+    PyObject *const both[] = {tape, args[0]};
+    PyObject *found = asked(both, 2);
+    while (found != NULL && PyList_CheckExact(found)) {
+        PyObject *inner = PyList_GET_ITEM(found, 0);
+        Py_INCREF(inner);
+        Py_SETREF(found, inner);
+    }
+    if (found == NULL || !truth) return found;
+    int is_true = PyObject_IsTrue(found);
+    Py_DECREF(found);
+    return is_true < 0 ? NULL : PyBool_FromLong(is_true);
+}
+
 /* Whatever ends the Python function, an interrupt before its first line, too, `func` is called with the same arguments after it.
    Python itself cannot promise that: a signal may come where the function that cleans up begins. */
 static PyObject *guarded(Shortcut *self, PyObject *const *args, size_t flags, PyObject *names)
@@ -528,6 +546,8 @@ static PyObject *call(PyObject *given, PyObject *const *args, size_t flags, PyOb
         case HANDLED: found = handled(args, count, NULL); break;
         case MAKE: found = make(args, count); break;
         case ASKED: found = asked(args, count); break;
+        case ITEM: found = item(args, count, 0); break;
+        case TRUTH: found = item(args, count, 1); break;
         }
     } else if (self->how == HANDLED) {
         found = handled(args, count, names);
@@ -635,7 +655,7 @@ PyObject *weft_shortcuts(PyObject *given)
     Py_INCREF(given); /* all of them stay, once for each time that this is called */
     struct { PyTypeObject *type; const char *name; Py_ssize_t *place; } wanted[] = {
         {ValueType, "_tape", &v_tape},        {ValueType, "_ref", &v_ref},      {ValueType, "_kind", &v_kind},
-        {ConstantType, "_known", &c_number},  {QuickType, "number", &q_number}, {QuickType, "single", &q_single},
+        {Py_TYPE(IntKind), "count", &k_count}, {ConstantType, "_known", &c_number}, {QuickType, "number", &q_number}, {QuickType, "single", &q_single},
         {QuickType, "kinds", &q_kinds},       {TapeType, "type", &t_type},      {TapeType, "arguments", &t_arguments},
         {TapeType, "data", &t_data},          {TapeType, "next", &t_next},      {TapeType, "values", &t_values},
         {TapeType, "fast", &t_fast},          {TapeType, "quick", &t_quick},    {TapeType, "ones", &t_ones},

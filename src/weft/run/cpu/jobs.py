@@ -11,6 +11,7 @@ import functools
 import re
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ ALL = 1 << 62
 NUMBERS = (torch.float32, torch.float64)
 """What jobs can add."""
 
-_VIEW = re.compile(r"x\d+\.(narrow|view|flatten|t)\(")
+_VIEW = re.compile(r"(x\d+)\.(narrow\(0|view|flatten|t\()")
 
 
 @functools.cache
@@ -47,10 +48,13 @@ def do(numbers: Sequence[int]) -> None:
     _library()(first, first + 8 * count)
 
 
+@dataclass(eq=False)
 class JobWriter(Writer):
     """Puts jobs together; they are done before anything else is that may need their results."""
 
     _jobs: str = ""
+    _dense: set[str] = field(default_factory=set)
+    """Variables of tensors whose rows lie side by side."""
 
     def job(self, *numbers: object) -> None:
         """One more; everything is the text of a number."""
@@ -73,16 +77,34 @@ class JobWriter(Writer):
         return super().let(expression)
 
     def let(self, expression: str) -> str:
-        if not _VIEW.match(expression):
+        part = _VIEW.match(expression)
+        if part is None:
             self.finish()
-        return super().let(expression)
+        name = super().let(expression)
+        if part is not None and part[1] in self._dense and part[2] != "t(":
+            self._dense.add(name)
+        return name
+
+    def dense(self, tensor: str) -> str:
+        """The tensor, or a copy of it, with rows side by side. What jobs write to has them so."""
+        if tensor in self._dense:
+            return tensor
+        name = self.view(f"{tensor}.contiguous()")
+        self._dense.add(name)
+        return name
 
     def say(self, *lines: str) -> None:
         self.finish()
         super().say(*lines)
 
     def empty(self, sizes: Any, dtype: torch.dtype | None) -> str:
-        return self.view(f"torch.empty(({''.join(f'{size}, ' for size in sizes)}), dtype={dtype})")
+        return self.made(f"torch.empty(({''.join(f'{size}, ' for size in sizes)}), dtype={dtype})")
+
+    def made(self, memory: str) -> str:
+        """A new variable: fresh memory."""
+        name = self.view(memory)
+        self._dense.add(name)
+        return name
 
     def recipe(self, parameters: str, results: str, about: Any = None) -> Any:
         self.finish()

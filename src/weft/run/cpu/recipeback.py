@@ -44,7 +44,7 @@ class BackTypeText(NativeTypeText):
     def given(self, value: Value, walk: Walk) -> list[str]:
         name, w = self.whole(value), self.writer
         if value.name not in walk.matrices:
-            return [f"{w.view(f'{name}.contiguous()')}.data_ptr(), {CONSTANT}"]
+            return [f"{w.dense(name)}.data_ptr(), {CONSTANT}"]
         if (self.type, self.code.input_name.get(value.name)) in self.inputs:
             tensor = self.run.whole(value)
             matrix, turned, apart = dense(tensor.t() if walk.matrices[value.name] else tensor)
@@ -73,7 +73,7 @@ class NativeBackText(BackText):
         types = wanted.types(self.plan)
         if len(types) != 1:
             raise NoRecipe("rows of nodes of several types")
-        name, rows = self.execution.call.cells[types[0]].own_name(wanted.name), self.writer.view(f"grads[{at}].contiguous()")
+        name, rows = self.execution.call.cells[types[0]].own_name(wanted.name), self.writer.dense(f"grads[{at}]")
         part = Part(rows, f"chosen[{at}][0]", many=f"chosen[{at}][1]")
         self.given.setdefault((types[0], name), []).append(part)
 
@@ -97,7 +97,7 @@ class NativeBackText(BackText):
 
     def _as_part(self, taken: Taken) -> Part:
         """Rows that lie side by side, which what a piece gives need not; of gradients of all nodes those that a type has."""
-        rows = self.writer.view(f"{taken.rows}.contiguous()")
+        rows = self.writer.dense(taken.rows)
         if isinstance(taken, Part):
             return replace(taken, rows=rows)
         return Part(rows) if taken.index is None else Part(rows, f"{taken.index}.data_ptr()")
@@ -136,8 +136,8 @@ class NativeBackText(BackText):
         if name[0] != "feed" or text.in_order() or width is None or value.dtype not in NUMBERS:
             return super()._to_fed_rows(text, name, grad, tensor)
         assert isinstance(text, NativeTypeText) and value.dtype is not None
-        rows, w = self.writer.view(f"{grad}.contiguous()"), self.writer
-        out = w.view(f"torch.empty_like({tensor}, memory_format=torch.contiguous_format)")
+        rows, w = self.writer.dense(grad), self.writer
+        out = w.made(f"torch.empty_like({tensor}, memory_format=torch.contiguous_format)")
         w.job(ZERO, f"{out}.data_ptr()", f"{out}.nbytes")
         w.job(SPREAD, f"{out}.data_ptr()", f"{rows}.data_ptr()", *text.fed_at(), text.n, width, value.dtype.itemsize)
         return out

@@ -25,6 +25,7 @@ from weft.run.recipe import NoRecipe
 from weft.run.recipeforward import ForwardText, only_fed
 from weft.run.recipetypes import TypeText
 from weft.run.rowview import row_width
+from weft.run.spare import LEAST
 from weft.run.wanted import Wanted
 
 
@@ -32,7 +33,9 @@ class NativeWriter(JobWriter):
     """Memory comes from what earlier calls left."""
 
     def empty(self, sizes: Any, dtype: torch.dtype | None) -> str:
-        return self.view(f"fresh(({''.join(f'{size}, ' for size in sizes)}), {dtype}, device)")
+        assert dtype is not None
+        bytes, shape = " * ".join(map(str, [*sizes, dtype.itemsize])), f"({''.join(f'{size}, ' for size in sizes)})"
+        return self.made(f"fresh({shape}, {dtype}, device) if {bytes} >= {LEAST} else torch.empty({shape}, dtype={dtype})")
 
 
 class NativeForwardText(ForwardText):
@@ -136,7 +139,7 @@ class NativeForwardText(ForwardText):
                 lambda indices: address_of(indices, ("places", type, output), indices.plan.class_row[type, output]),
             )
         else:
-            rows = self.writer.let(f"{text.whole(value)}.contiguous()")
+            rows = self.writer.dense(text.whole(value))
         out = JobWriter.empty(self.writer, [f"chosen[{number}][1]", *(value.shape or ())[1:]], value.dtype)
         where = f"chosen[{number}][0]", through, f"chosen[{number}][1]"
         self.writer.job(TAKE, f"{out}.data_ptr()", f"{rows}.data_ptr()", *where, width * value.dtype.itemsize)

@@ -70,8 +70,7 @@ class NativeTypeText(TypeText):
         """Where a walk writes a value."""
         if value.name in destinations:
             return destinations[value.name]
-        sizes = "".join(f"{size}, " for size in self.sizes(value))
-        self.store[value.name] = self.writer.view(f"torch.empty(({sizes}), dtype={value.dtype})")
+        self.store[value.name] = JobWriter.empty(self.writer, self.sizes(value), value.dtype)
         return self.store[value.name]
 
     def _alone(self, walk: Walk) -> bool:
@@ -142,7 +141,7 @@ class NativeTypeText(TypeText):
         if width is None or value.dtype is None:
             super().feed_into(name, place, take)
             return
-        rows, bytes = self.writer.view(f"tensors[{self.inputs[self.type, name]}].contiguous()"), width * value.dtype.itemsize
+        rows, bytes = self.writer.dense(f"tensors[{self.inputs[self.type, name]}]"), width * value.dtype.itemsize
         if self.in_order():
             self.writer.job(COPY, self.begin(place), f"{rows}.data_ptr()", f"{self.n} * {bytes}")
         else:
