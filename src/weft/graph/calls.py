@@ -41,6 +41,8 @@ class CallType:
     random: bool = False
     """Draws random numbers: equal calls are never computed once."""
     device: str = "cpu"
+    hands_on: bool = False
+    """Gives the one tensor that it is fed as it is."""
 
     @property
     def spec(self) -> Spec:

@@ -116,13 +116,13 @@ def new_entry(
     if op is None:
         if signature in tape.world.valued:
             raise NeedsValue
-        found = Found()
+        form, found = _form(signature), Found()
         template = (tuple(found.template(tape, part) for part in args), {k: found.template(tape, v) for k, v in kwargs.items()})
 
         def made(row: Sequence[Tensor] | None = None) -> Op:
-            everyone = (*owners, *found.owners)
+            everyone, like = (*owners, *found.owners), tape.world.forms.get(form)
             with tape.pause(), _ambient_autocast(tape):
-                return Op(name, func, template, found.args, found.feeds, tape.setting, everyone, tape.device, is_cell, row)
+                return Op(name, func, template, found.args, found.feeds, tape.setting, everyone, tape.device, is_cell, row, like)
 
         try:
             op = made()
@@ -135,9 +135,15 @@ def new_entry(
         if len(_shared) > MOST_SHARED:
             _shared.clear()
         op = ops.setdefault(signature, op)
+        tape.world.forms.setdefault(form, op)
         tape.world.rely_on(op)
     entry = tape.calls[(*key, *place)] = Entry(tape.state.fine(op, site), op)
     return entry
+
+
+def _form(signature: Sequence[Any]) -> tuple[Any, ...]:
+    """The same for tensors of all sizes."""
+    return tuple([(len(part.shape), part.dtype) if part.__class__ is Kind else part for part in signature])
 
 
 MOST_SHARED = 8192

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.graph.calls import CallType
 from weft.graph.recording import CallProgram, References, Table
 from weft.lazy.blame import WITHIN, name_example, name_site
 from weft.lazy.chains import Flags, Layout, Longs
@@ -16,7 +18,6 @@ from weft.lazy.coarsen import Coarse
 from weft.lazy.gradients import are_trained, silent_types
 from weft.lazy.kinds import Kind
 from weft.lazy.leftover import Selection
-from weft.lazy.ops import Feed, Op
 from weft.lazy.pools import Part, taken
 from weft.lazy.rewrite import Imports, rewrite
 from weft.run.blaming import run_blaming
@@ -24,19 +25,20 @@ from weft.run.calls import Group
 from weft.run.options import Options
 
 
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor.clone()
+@dataclass(frozen=True)
+class Given:
+    """Hands in what an earlier flush gave."""
+
+    kind: Kind
+    device: str
+
+    def call_type(self) -> CallType:
+        specs = (self.kind.spec,)
+        return CallType("given", _cloned, (), specs, specs, device=self.device, hands_on=True)
 
 
-_given: dict[tuple[Kind, str], Op] = {}
-
-
-def given_op(kind: Kind, device: str) -> Op:
-    """The operation that hands in what an earlier flush gave."""
-    found = _given.get((kind, device))
-    if found is None:
-        found = _given[kind, device] = Op("given", _identity, ((Feed(0),), {}), (), (kind,), device=device)
-    return found
+def _cloned(tensor: Tensor) -> list[Tensor]:
+    return [tensor.clone()]
 
 
 def parted(group: Group, trained: Flags) -> list[Group]:
@@ -67,7 +69,7 @@ class Flush:
         self.rows, place, self.sources = division.found
         self._check_given()
         library, device = self.state.library, tape.device
-        self.kinds = [library.number(given_op(tape.sources[number].kind, device)) for number, _ in self.sources]
+        self.kinds = [library.number(Given(tape.sources[number].kind, device)) for number, _ in self.sources]
         self.learning = self._learning(place)
         self.imports = Imports(np.repeat(np.array(self.kinds, np.int32), [count for _, count in self.sources]), place)
 

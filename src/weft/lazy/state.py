@@ -55,6 +55,8 @@ class World:
     def __init__(self) -> None:
         self.tables: dict[Setting, Tables] = {}
         self.ops: dict[Any, Op] = {}
+        self.forms: dict[Any, Op] = {}
+        """For each signature without sizes one operation of that form."""
         self.valued: set[Any] = set()
         """Signatures of operations that need the values of their arguments."""
         self.numbers: dict[Any, set[Any]] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.errors import ShapeError, TraceError, warn
 from weft.graph.calls import KEY, CallType
 from weft.graph.capture import Surroundings
-from weft.graph.cell import Trace, trace, trace_plainly
+from weft.graph.cell import Trace, hand_on, trace, trace_plainly
 from weft.graph.held import Held
 from weft.graph.rows import TensorSpec
 from weft.graph.tape import Name
@@ -17,6 +17,7 @@ from weft.graph.tracing import tracing
 from weft.graph.twin import Escaped
 from weft.run.call import CompiledCell
 from weft.run.callports import Groups
+from weft.run.young import NEW, Young
 
 KEPT_TRACES = 4
 MOST_TOGETHER = 256
@@ -30,12 +31,14 @@ class Cells:
         self.together: dict[Hashable, list[tuple[Held, dict[int, CompiledCell]]]] = {}
         self.foreseen: dict[Name, TensorSpec] = {}
         self.warned: set[int] = set()
+        self.young = Young()
 
     def cell(self, t: int, kind: CallType, groups: Groups) -> CompiledCell:
-        kept = self.kept.get((t, groups), ())
+        is_young = self.young.is_young(t, kind)
+        kept = [cell for cell in self.kept.get((t, groups), ()) if is_young or not _is_new(cell)]
         found = next((cell for cell in kept if cell.trace.holds()), None)
         if found is None:
-            found = self._traced(t, kind, groups)
+            found = self._untraced(kind, groups, NEW) if is_young else self._traced(t, kind, groups)
             _check_shapes(kind, found.trace)
             self.kept[t, groups] = [found, *kept][:KEPT_TRACES]
         return found
@@ -49,7 +52,10 @@ class Cells:
             tensors = held.tensors()
             if tensors is not None:
                 return cells, tensors
+        self.young.begin()
         cells = make()
+        if any(map(_is_new, cells.values())):
+            return cells, None
         traces = [cell.trace for cell in cells.values()]
         if Held.can_tell(traces):
             if len(self.together) >= MOST_TOGETHER:
@@ -64,20 +70,31 @@ class Cells:
         self.kept = {key: [cell for cell in cells if cell.trace.fallback is None] for key, cells in self.kept.items()}
 
     def _traced(self, t: int, kind: CallType, groups: Groups) -> CompiledCell:
-        body, surroundings = kind.engine_body(), Surroundings().add(kind.body, *kind.owners)
+        if kind.hands_on and kind.signature is not None:
+            return CompiledCell(hand_on(kind.name, kind.spec, kind.signature))
+        surroundings = Surroundings().add(kind.body, *kind.owners)
         try:
             with tracing:
-                return CompiledCell(trace(kind.name, body, kind.spec, surroundings, groups))
+                return CompiledCell(trace(kind.name, kind.engine_body(), kind.spec, surroundings, groups))
         except Escaped as error:
             raise Escaped(f"{kind.name}: {error}") from None
         except TraceError as error:
-            reason = str(error)
-        foreseen = {} if kind.many is None else self.foreseen
-        made = trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups, kind.signature)
+            made = self._untraced(kind, groups, str(error))
         if t not in self.warned:
             self.warned.add(t)
-            warn(f"{kind.name}: {made.fallback}")
-        return CompiledCell(made)
+            warn(f"{kind.name}: {made.trace.fallback}")
+        return made
+
+    def _untraced(self, kind: CallType, groups: Groups, reason: str) -> CompiledCell:
+        foreseen = {} if kind.many is None else self.foreseen
+        body, surroundings = kind.engine_body(), Surroundings().add(kind.body, *kind.owners)
+        return CompiledCell(
+            trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups, kind.signature)
+        )
+
+
+def _is_new(cell: CompiledCell) -> bool:
+    return cell.trace.fallback is not None and cell.trace.fallback.startswith(NEW)
 
 
 def _check_shapes(kind: CallType, trace: Trace) -> None:
