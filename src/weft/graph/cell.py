@@ -32,7 +32,7 @@ from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
 from weft.graph.simplify import simplify
 from weft.graph.slots import join_slots, separate_states
-from weft.graph.tape import Name, Rows, Tape, Value
+from weft.graph.tape import Name, Rows, Shape, Tape, Value
 from weft.graph.twin import Sizes, twin_trace
 from weft.graph.undo import undone
 
@@ -170,7 +170,7 @@ def trace(
 def hand_on(name: str, spec: Spec, signature: Signature) -> Trace:
     """The trace of code that gives what it is fed, as if it had run."""
     ((asked, fed),), ((given, _),) = signature.asked.items(), signature.outputs.items()
-    shape = (Rows("n"), *fed.shape)
+    shape: Shape = (Rows("n"), *fed.shape)
     value = Value("fed", None, shape=shape, dtype=fed.dtype)
     tape = Tape({asked: value}, [], {("out", given): value})
     if differentiable(fed):

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from weft.data.batch import Batch
 from weft.errors import TypeMismatch
+from weft.graph.recording import References
 from weft.graph.transforms import is_transformed
+from weft.lazy.alone import run_alone
 from weft.lazy.arguments import Argument, Shared, split
 from weft.lazy.blame import name_example
 from weft.lazy.cached import CachedBatch, clear
@@ -181,7 +183,8 @@ class Recorder:
         tape = fibers.tape
         try:
             wanted = wanted_references(outcomes)
-            known = np.array([ref in tape.results for ref in wanted.tolist()], bool)
+            run_alone(tape, wanted[~_known(tape, wanted)], self.batched.options)
+            known = _known(tape, wanted)
             groups = self._last_flush(tape, wanted[~known])
             return outcomes, Gathered(wanted, _with_earlier(tape, wanted, groups, known))
         finally:
@@ -202,6 +205,11 @@ def close(tape: Tape) -> None:
     tape.handed, tape.gone, tape.stacks, tape.views = {}, [], [], Views()
     tape.type, tape.arguments, tape.left, tape.waits = [], [], [], bytearray()
     tape.data.clear()
+
+
+def _known(tape: Tape, wanted: References) -> Flags:
+    """Which of these have been computed."""
+    return np.array([ref in tape.results for ref in wanted.tolist()], bool)
 
 
 def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], known: Flags) -> list[Group]:

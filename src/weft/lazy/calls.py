@@ -112,17 +112,19 @@ def new_entry(
     ops = _shared if is_shared and tape.ambient_autocast[0] is False else tape.world.ops
     if is_shared:
         signature = (*signature, torch.get_default_dtype())
-    op = ops.get(signature)
+    op, form = ops.get(signature), _form(signature)
     if op is None:
         if signature in tape.world.valued:
             raise NeedsValue
-        form, found = _form(signature), Found()
+        found = Found()
         template = (tuple(found.template(tape, part) for part in args), {k: found.template(tape, v) for k, v in kwargs.items()})
 
         def made(row: Sequence[Tensor] | None = None) -> Op:
             everyone, like = (*owners, *found.owners), tape.world.forms.get(form)
             with tape.pause(), _ambient_autocast(tape):
-                return Op(name, func, template, found.args, found.feeds, tape.setting, everyone, tape.device, is_cell, row, like)
+                return Op(
+                    name, func, template, found.args, found.feeds, tape.setting, everyone, tape.device, is_cell, row, like
+                )
 
         try:
             op = made()
@@ -135,8 +137,8 @@ def new_entry(
         if len(_shared) > MOST_SHARED:
             _shared.clear()
         op = ops.setdefault(signature, op)
-        tape.world.forms.setdefault(form, op)
         tape.world.rely_on(op)
+    tape.world.forms.setdefault(form, op)
     entry = tape.calls[(*key, *place)] = Entry(tape.state.fine(op, site), op)
     return entry
 

@@ -77,6 +77,12 @@ def divided(
     return None if left is None else _division(tape, calls, recorded, layout, left, handed, alive, held)
 
 
+def divided_by(tape: Tape, calls: Pending, left: Flags, wanted: References) -> Division:
+    """Leave these calls, of which no other uses anything; of the others run what they or what is wanted need."""
+    recorded, handed = calls.numbered()
+    return _division(tape, calls, recorded, Layout(recorded, *tape.state.widths()), left, handed, wanted, [])
+
+
 def _unpacked(waiting: list[Value], rows: Any, *columns: Any) -> Division:
     """What C gives, as arrays."""
     arrays: list[Any] = list(map(np.frombuffer, columns, "??qqqqiqi?qiqi?i"))

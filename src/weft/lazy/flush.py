@@ -141,8 +141,10 @@ class Flush:
         """Say in which example an error came up, and in which line."""
         call -= len(self.imports.types)
         if call >= 0:
-            at = int(self.main.heads[call]) + getattr(error, WITHIN, 0)
-            at = self.selection.position(at)
-            calls = self.selection.calls
-            name_example(error, int(calls.example[at]))
-            name_site(error, self.state.sites[int(calls.type[at])])
+            self.blame_call(int(self.main.heads[call]) + getattr(error, WITHIN, 0), error)
+
+    def blame_call(self, at: int, error: Exception) -> None:
+        """The same for one of the calls that were recorded and run."""
+        at, calls = self.selection.position(at), self.selection.calls
+        name_example(error, int(calls.example[at]))
+        name_site(error, self.state.sites[int(calls.type[at])])

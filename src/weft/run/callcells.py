@@ -88,9 +88,7 @@ class Cells:
     def _untraced(self, kind: CallType, groups: Groups, reason: str) -> CompiledCell:
         foreseen = {} if kind.many is None else self.foreseen
         body, surroundings = kind.engine_body(), Surroundings().add(kind.body, *kind.owners)
-        return CompiledCell(
-            trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups, kind.signature)
-        )
+        return CompiledCell(trace_plainly(kind.name, body, kind.spec, surroundings, reason, foreseen, groups, kind.signature))
 
 
 def _is_new(cell: CompiledCell) -> bool:

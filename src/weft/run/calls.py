@@ -142,6 +142,11 @@ class _Looking(threading.local):
 _looking = _Looking()
 
 
+def is_observed() -> bool:
+    """Whether somebody looks at what would run."""
+    return _looking.on
+
+
 def observe(work: Callable[[], Any]) -> Observed | None:
     """Do some work up to the first time that recorded calls would run; nothing is computed. None: none would."""
     _looking.on = True

@@ -38,7 +38,7 @@ class Young:
         self._has_grown = False
 
     def is_young(self, t: int, kind: CallType) -> bool:
-        """Whether this kind of call, which is used now, is not to be traced yet. What draws numbers draws always the same way."""
+        """Whether this kind of call, which is used now, is not to be traced yet. What draws numbers always draws them alike."""
         if kind.random or kind.many is not None or kind.hands_on:
             return False
         traced = self._traced.setdefault(_form(kind), set())
