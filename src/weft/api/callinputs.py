@@ -18,6 +18,7 @@ from weft.api.graph import Graph
 from weft.api.modelcache import ModelCache, State
 from weft.api.vertex import Vertex
 from weft.errors import StructureError, TraceError, WeftError
+from weft.graph.held import Held
 from weft.graph.program import Ints
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
@@ -57,6 +58,8 @@ class CallInputs:
         self.at = None if at is None else check.vertices(self.name, at, n)
         self.captured: list[Tensor] | None = None
         """What the cells capture, where that is known: their cells in ascending order of node types."""
+        self.held: Held | None = None
+        """What told that."""
 
     def _state(self) -> State:
         """The state's keys with the looks of their rows: equal ones are one object."""

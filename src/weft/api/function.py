@@ -93,9 +93,11 @@ def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def call(model: VertexFunction, structure: Any, *args: Any, **keywords: Any) -> Any:
+def call(model: VertexFunction, structure: Any, x: Any = None, **keywords: Any) -> Any:
     """Run a vertex function on a graph."""
-    return prepared(model, structure, *args, **keywords).run()
+    if isinstance(structure, Batch) and x is None:
+        structure, x = structure.content
+    return _run()(model, structure, x, keywords)
 
 
 def prepared(
@@ -114,15 +116,17 @@ def prepared(
         structure, x = structure.content
     if not isinstance(structure, Graph):
         raise TypeMismatch(f"{type(model).__name__}: expected a weft.Graph, got {type(structure).__name__}")
-    return _call_class()(model, structure, x, edges, rounds, init, Options.of(options), at)
+    from weft.api.vertexcall import VertexCall  # it needs this module, too
+
+    return VertexCall(model, structure, x, edges, rounds, init, Options.of(options), at)
 
 
 @functools.cache
-def _call_class() -> type[VertexCall]:
+def _run() -> Callable[..., Any]:
     """Looked up once: an import statement takes long where its memory is far away. It needs this module, too."""
-    from weft.api.vertexcall import VertexCall
+    from weft.api.vertexcall import run
 
-    return VertexCall
+    return run
 
 
 class Typed(VertexFunction):

@@ -53,6 +53,8 @@ class ModelCache:
         self._numbers = count()
         self.settled: dict[tuple[int, ...], list[tuple[Held, Settled]]] = {}
         """By the number of the kind of input and other numbers; good for as long as all the traces hold."""
+        self.repeats: dict[Hashable, Any] = {}
+        """What calls found out (`weft.api.repeat`), by their looks."""
         self.plans = PlanCache()
         self.reads_type: dict[int, bool] = {}
         self.warned: set[str] = set()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from torch.utils._pytree import tree_unflatten
 from weft.api import inputs as check
 from weft.api.callcells import CallCells, pushes
 from weft.api.firstrow import Answers, lowest
+from weft.api.function import VertexFunction, prepared
+from weft.api.modelcache import Kinds, ModelCache
+from weft.api.repeat import MOST_REPEATS, Repeat, is_distributed, looks, plan_key, seen
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
 from weft.errors import StructureError
 from weft.graph.cell import Sample, undrawn
@@ -30,20 +34,53 @@ from weft.run.reference import real_row, run_reference
 from weft.run.wanted import Wanted, only_type
 
 
+def run(model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any]) -> Any:
+    """Run a vertex function on a graph: the way of an earlier call, if this one looks like it."""
+    alike = looks(structure, x, keywords)
+    if alike is None:
+        return prepared(model, structure, x, **keywords).run()
+    cache = ModelCache.of(model)
+    known: Repeat | None = cache.repeats.get(alike)
+    rows = None if known is None else known.run(model, structure, x, cache.plans)
+    if known is not None and rows is not None:
+        return known.result(rows)
+    call = prepared(model, structure, x, **keywords)
+    result = call.run()
+    if call.repeat is not None:
+        if len(cache.repeats) >= MOST_REPEATS:
+            cache.repeats.clear()
+        cache.repeats[alike] = call.repeat
+    return result
+
+
+class Planned(NamedTuple):
+    """A call's plan, and what it is a plan of."""
+
+    plan: Plan
+    cells: dict[int, CompiledCell]
+    kinds: Kinds
+    seen: Seen
+    tree: Any
+    """The structure of what is pushed; None if nothing is."""
+    was_kept: bool
+
+
 class VertexCall(CallCells):
     """A vertex function applied to a graph and its inputs."""
 
-    def plan(self) -> tuple[Plan, dict[int, CompiledCell], Any, bool]:
+    repeat: Repeat | None = None
+    """For calls that look like this one, once it has run."""
+
+    def plan(self) -> Planned:
         known = self.cache.reads_type
         cells, kinds, seen, tree = self.cells()
         if self.cache.reads_type is not known:  # only now is it known whether v.type makes a difference
             cells, kinds, seen, tree = self.cells()
-        options = self.options
-        key = (self.graph.key, kinds.number, self.rounds, options.policy, options.max_rows, self.edges is None)
+        key = plan_key(self.graph, kinds, self.rounds, self.options, self.edges is not None)
         found = self.cache.plans.find(key)
         plan = self.cache.plans.add(key, self._schedule(kinds.types, seen) if found is None else found)
         assert isinstance(plan, Plan)
-        return plan, cells, tree, found is not None
+        return Planned(plan, cells, kinds, seen, tree, found is not None)
 
     def program(self, kinds: tuple[NodeType, ...], seen: Seen) -> Program:
         with_edges = self.edges is not None
@@ -84,12 +121,17 @@ class VertexCall(CallCells):
                 self.cache.settled.clear()
 
     def _run_batched(self) -> Any:
-        plan, cells, tree, _ = self.plan()
+        planned = self.plan()
+        plan, cells, tree = planned.plan, planned.cells, planned.tree
         if not plan.program.num_nodes:
             return self._empty(tree)
         call = self.engine_call(plan, cells, tree, self._backend())
         with uncast(self.device.type):
             rows = run_batched(call)
+        if self.held is not None and planned.seen.by_kind and all(cell.trace.fallback is None for cell in cells.values()):
+            result = partial(_result, tree, [key for key, _ in self.state])
+            given = seen(self.model), self.held, planned.kinds, planned.seen.table.types
+            self.repeat = Repeat(*given, call.without_graph(), self.options, result)
         return self._result(tree, [self._last_round(row) for row in rows])
 
     def engine_call(self, plan: Plan, cells: dict[int, CompiledCell], tree: Any, backend: str) -> Call:
@@ -111,8 +153,7 @@ class VertexCall(CallCells):
         return self.at + np.int32(self.rounds * self.graph.num_vertices)
 
     def _everyone(self) -> list[Tensor]:
-        together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return [p for p in self.model.parameters() if p.requires_grad] if together else []
+        return [p for p in self.model.parameters() if p.requires_grad] if is_distributed() else []
 
     def _backend(self) -> str:
         return self.options.backend_on(self.device)
@@ -127,9 +168,7 @@ class VertexCall(CallCells):
         return rows if self.rounds is None or self.at is not None else rows[self.rounds * self.graph.num_vertices :]
 
     def _result(self, tree: Any, rows: list[Tensor]) -> Any:
-        if tree is None:
-            return {key: row for (key, _), row in zip(self.state, rows, strict=True)}
-        return rows[0] if tree.is_leaf() else tree_unflatten(rows, tree)
+        return _result(tree, [key for key, _ in self.state], rows)
 
     def _empty(self, tree: Any) -> Any:
         """No vertices: rows of the right shape, none of them."""
@@ -219,3 +258,10 @@ class VertexCall(CallCells):
 
 def _stacked(rows: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(rows) if rows else like.new_empty((0, *like.shape))
+
+
+def _result(tree: Any, keys: list[str], rows: list[Tensor]) -> Any:
+    """Rows as the caller receives them: as they were pushed, or the states, if nothing was."""
+    if tree is None:
+        return dict(zip(keys, rows, strict=True))
+    return rows[0] if tree.is_leaf() else tree_unflatten(rows, tree)

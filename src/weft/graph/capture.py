@@ -235,12 +235,17 @@ class Guards:
     def __init__(self, surroundings: Surroundings) -> None:
         places = [*surroundings.settings, *surroundings.objects]
         self._watch([(place, fetch(place)) for place in places], [(sized, len(sized)) for sized in surroundings.sizes])
+        first: dict[int, Place] = {}
+        meetings = [(first.setdefault(id(fetch(place)), place), place) for place in surroundings.tensors]
+        self.ties = [(one, other) for one, other in meetings if one is not other]
+        """Places with one tensor in both: a trace knows only the first, so it holds for as long as they have it in common."""
 
     @staticmethod
     def together(guards: Sequence[Guards]) -> Guards:
         """What all of these guard, each place once."""
         made = Guards.__new__(Guards)
         made._watch([one for each in guards for one in each.known], [one for each in guards for one in each.known_sizes])
+        made.ties = [tie for each in guards for tie in each.ties]
         return made
 
     def _watch(self, known: Sequence[tuple[Place, Any]], sizes: Sequence[tuple[Any, int]]) -> None:
@@ -275,6 +280,8 @@ class Guards:
         except (KeyError, ValueError):
             return False
         if list(map(len, self.sized)) != self.sizes:
+            return False
+        if self.ties and not all(fetch(one) is fetch(other) for one, other in self.ties):
             return False
         return all(_same(fetch(place), expected) for place, expected in self.others)
 

@@ -50,11 +50,22 @@ def schedule(
         raise TypeMismatch(f"policy: expected one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
     if max_rows is not None and max_rows < 1:
         raise TypeMismatch(f"max_rows: expected a positive number or None, got {max_rows!r}")
-    plan = None
-    if isinstance(program, GraphProgram) and policy in ("auto", "condense"):
-        plan = plan_graphs(program, policy, max_rows, started)
-    plan = plan or plan_natively(program, policy, max_rows, started)
-    plan = plan or _with_numpy(program, policy, max_rows, known, started)
+    plan = from_graphs(program, policy, max_rows) if isinstance(program, GraphProgram) else None
+    if plan is not None:
+        return plan
+    return _verified(
+        plan_natively(program, policy, max_rows, started) or _with_numpy(program, policy, max_rows, known, started)
+    )
+
+
+def from_graphs(program: GraphProgram, policy: str, max_rows: int | None) -> Plan | None:
+    """The plan of graphs that are kept; None where it is better made from their program."""
+    started = time.perf_counter()
+    plan = plan_graphs(program, policy, max_rows, started) if policy in ("auto", "condense") else None
+    return None if plan is None else _verified(plan)
+
+
+def _verified(plan: Plan) -> Plan:
     if VERIFIES:
         verify_plan(plan.unseen())  # a call must find out what it needs by itself
     return plan

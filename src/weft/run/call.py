@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -72,3 +72,16 @@ class Call:
     """Whether launches on a GPU may be captured and replayed."""
     captured: Sequence[Tensor] | None = None
     """The tensors that the plan's cells capture, one cell after the other, where they were fetched already."""
+    alike: list[Any] | None = None
+    """Shapes of plans, and kinds (`weft.run.kind`), of calls that differ from this one in plan and numbers only (`on`)."""
+
+    def without_graph(self) -> Call:
+        """The same without plan and tensors, for `on`."""
+        return replace(self, plan=cast(Plan, None), feeds={}, edges=(), everyone=(), captured=None, alike=[])
+
+    def on(self, plan: Plan, feeds: dict[tuple[Any, ...], Tensor], captured: Sequence[Tensor]) -> Call:
+        """The same call with another plan and other tensors, of which the same ones need gradients."""
+        made = Call.__new__(Call)
+        made.__dict__.update(self.__dict__)
+        made.plan, made.feeds, made.captured = plan, feeds, captured
+        return made

@@ -113,7 +113,7 @@ def plan(fn_or_model: Any, *inputs: Any, **keywords: Any) -> Planned:
 def _plan_vertices(model: VertexFunction, *inputs: Any, **keywords: Any) -> Planned:
     started = time.perf_counter()
     vertices = prepared(model, *inputs, **keywords)
-    found, cells, tree, cached = vertices.plan()
+    found, cells, _, _, tree, cached = vertices.plan()
     seconds = time.perf_counter() - started
     plan_s = 0.0 if cached else found.seconds
 

@@ -1,0 +1,106 @@
+"""Calls that repeat an earlier one on other graphs: what can be seen at once tells what that one found out.
+
+Checking what a call was given and finding its cells takes Python longer than planning some dozen trees. All of it is the same
+for a call that looks like one that ran: the same kind of rows, of vertices and options, in the same mood of torch. What cannot
+be seen at once is compared: the model's types and state, and everything that the traces of its cells depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from weft.api.function import VertexFunction
+from weft.api.graph import Graph
+from weft.api.inputs import leading
+from weft.api.modelcache import Kinds
+from weft.graph.held import Held
+from weft.graph.program import Ints
+from weft.graph.transforms import stands_for_others
+from weft.graph.uncast import uncast
+from weft.plan.graphs import GraphProgram, KeptGraphs
+from weft.plan.plan import Plan
+from weft.plan.schedule import PlanCache, from_graphs
+from weft.run.batched import run_batched
+from weft.run.call import Call
+from weft.run.options import Options
+
+MOST_REPEATS = 64
+"""Of one model."""
+_MORE = frozenset({"edges", "rounds", "init", "at"})
+"""Calls with these find out everything anew."""
+
+
+def looks(graph: Any, x: Any, keywords: dict[str, Any]) -> Hashable | None:
+    """What calls have in common that one repeat serves; None for those that none does."""
+    if type(x) is not Tensor or not isinstance(graph, Graph) or not _MORE.isdisjoint(keywords):
+        return None
+    together = graph.together
+    if x.is_nested or x.layout is not torch.strided or x.is_neg() or not isinstance(together, KeptGraphs):
+        return None
+    device = x.device
+    if device.type == "meta":  # it knows no autocast
+        return None
+    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    of_graph = together.kinds, together.root_kinds, together.types, graph.type_names, graph.device
+    mood = torch.is_grad_enabled(), autocast, torch.get_default_dtype(), is_distributed()
+    return x.shape[1:], x.dtype, device, x.requires_grad, of_graph, mood, Options.of(keywords) if keywords else None
+
+
+def is_distributed() -> bool:
+    """Whether processes train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def seen(model: VertexFunction) -> Any:
+    """What the traces of its cells do not tell of a model: its types, its state, where it is and what it computes with."""
+    first, dtype = leading(model)
+    return model.vertex_functions(), [*model.state_shapes.items()], first[0].device if first else None, dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """What calls of one kind have in common: everything but structure and numbers."""
+
+    seen: Any
+    held: Held
+    kinds: Kinds
+    table: Ints
+    """The node type of each kind of vertex."""
+    call: Call
+    """Without plan and tensors."""
+    options: Options
+    result: Callable[[list[Tensor]], Any]
+
+    def run(self, model: VertexFunction, graph: Graph, x: Tensor, plans: PlanCache) -> list[Tensor] | None:
+        """The rows of the results; None where something is not as it was."""
+        count = graph.num_vertices
+        if not count or x.shape[0] != count or stands_for_others() or forward_ad._current_level >= 0:
+            return None
+        captured = self.held.tensors() if seen(model) == self.seen else None
+        plan = None if captured is None else self._plan(graph, plans)
+        if plan is None or captured is None:
+            return None
+        with uncast(self.call.device.type):
+            return run_batched(self.call.on(plan, {("x", 0): x}, captured))
+
+    def _plan(self, graph: Graph, plans: PlanCache) -> Plan | None:
+        policy, max_rows = self.options.policy, self.options.max_rows
+        key = plan_key(graph, self.kinds, None, self.options, False)
+        found = plans.find(key)
+        if found is None:
+            assert isinstance(graph.together, KeptGraphs)
+            found = from_graphs(GraphProgram(self.kinds.types, graph.together, self.table, None), policy, max_rows)
+        if found is not None:
+            plans.add(key, found)
+        return cast("Plan | None", found)
+
+
+def plan_key(graph: Graph, kinds: Kinds, rounds: int | None, options: Options, with_edges: bool) -> Hashable:
+    """Calls of a model with equal ones have equal plans."""
+    return graph.key, kinds.number, rounds, options.policy, options.max_rows, with_edges
