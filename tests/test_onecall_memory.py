@@ -130,3 +130,11 @@ def test_lstm() -> None:
     batch = others.make_sequences([20, 30, 40, 50] * 16, 64, 0)
     one = batch.x.nbytes
     assert peak(model, ours(model), batch) < 9.3 * one
+
+
+@pytest.mark.parametrize("apart_from", [100, 100_000])
+def test_tree_fc(apart_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all leaves' rows and as many others: the result, which has rows for both, the others' states, and their gradients."""
+    monkeypatch.setattr(apart, "rates", lambda device: SimpleNamespace(rows=lambda operations: apart_from))
+    model, batch = weft.nn.TreeFC(64), others.make_full_trees(16, 256, 64, 0)
+    assert peak(model, ours(model), batch) < 4.05 * batch.leaves.nbytes

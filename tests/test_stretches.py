@@ -15,17 +15,18 @@ from weft.run.gpu.onecall.text import PRELUDE
 from weft.run.gpu.table import WIDTHS
 
 LISTED = """
-int64_t listed(const int32_t *lo, const int32_t *hi, int64_t count, int limits, const int32_t *limit, const int32_t *width,
-               int backward, int32_t *out) {
-    const struct steps s = steps_of(lo, hi, count, limits, limit, width);
+int64_t listed(const int32_t *lo, const int32_t *hi, int64_t first, int64_t count, int limits, const int32_t *limit,
+               const int32_t *width, int backward, int32_t *out) {
+    const struct steps s = steps_of(lo, hi, first, count, limits, limit, width);
     int64_t found = 0;
-    for (struct stretch t = {s.count, 0}; next_stretch(&s, backward, &t); found++)
+    for (struct stretch t = {s.count, s.first}; next_stretch(&s, backward, &t); found++)
         out[3 * found] = t.begin, out[3 * found + 1] = t.end, out[3 * found + 2] = t.width;
     return found;
 }
 
-int64_t widest_of(const int32_t *lo, const int32_t *hi, int64_t count, int limits, const int32_t *limit, const int32_t *width) {
-    return widest(steps_of(lo, hi, count, limits, limit, width));
+int64_t widest_of(const int32_t *lo, const int32_t *hi, int64_t first, int64_t count, int limits, const int32_t *limit,
+                  const int32_t *width) {
+    return widest(steps_of(lo, hi, first, count, limits, limit, width));
 }
 """
 
@@ -53,6 +54,8 @@ def test_steps_of_one_width_that_follow_each_other_are_one_stretch(apart: int | 
         if len(expected) > table.MOST_STRETCHES and "apart" not in [name for _, _, name in expected]:
             expected = [(0, len(sizes), width(sum(sizes) / len(sizes), limits))]
         assert table._make_stretches(sizes, limits) == expected
+        later = [(begin + 1, end + 1, name) for begin, end, name in expected]
+        assert table._make_stretches([7, *sizes], limits, 1) == later
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +75,11 @@ def test_c_finds_the_same_stretches(library: Any, apart: int | None) -> None:
         lo, hi = ends - np.array(sizes, dtype=np.int32), ends
         rows = np.array([rows for rows, _ in limits] or [0], dtype=np.int32)
         widths = np.array([WIDTHS.index(name) for name in ("narrow", *(name for _, name in limits))], dtype=np.int32)
-        out, expected = np.empty(3 * len(sizes), dtype=np.int32), table._make_stretches(sizes, limits)
+        first = seed % 2
+        out, expected = np.empty(3 * len(sizes), dtype=np.int32), table._make_stretches(sizes, limits, first)
         many += len(expected) == 1 < len(sizes) and apart is None
         pointers = [ctypes.c_void_p(one.ctypes.data) for one in (lo, hi, rows, widths, out)]
-        given = *pointers[:2], ctypes.c_int64(len(sizes)), len(limits), *pointers[2:4]
+        given = *pointers[:2], ctypes.c_int64(first), ctypes.c_int64(len(sizes)), len(limits), *pointers[2:4]
         for backward in (0, 1):
             found = library.listed(*given, backward, pointers[4])
             listed = [(begin, end, WIDTHS[width]) for begin, end, width in out[: 3 * found].reshape(-1, 3).tolist()]

@@ -59,6 +59,7 @@ def facts(plan: Plan) -> dict[Hashable, Callable[[Indices], Any]]:
     for t in plan.present:
         found["rows", t] = lambda i, t=t: len(i.plan.rows[t])
         found["nodes", t] = found["fed rows", t] = lambda i, t=t: i.tensor(i.plan.rows[t])
+        found["part of rows", t, 2] = lambda i, t=t: len(i.plan.rows[t]) // 2
         found["widest", t, None] = lambda i, t=t: max(i.step_cuts(t).sizes)
     for number, one in enumerate(plan.classes):
         found["class", number] = lambda i, one=one: one.rows + one.has_empty
@@ -76,7 +77,7 @@ def facts(plan: Plan) -> dict[Hashable, Callable[[Indices], Any]]:
             found["owners", number] = lambda i, read=read: i.owners(read)
     for number, group in enumerate(plan.groups):
         where = group.step_lo.ctypes.data, group.step_hi.ctypes.data, group.steps
-        found["steps", number] = found["turns", number, False, ()] = lambda i, where=where: where
+        found["steps", number] = found["turns", number, False, 0, ()] = lambda i, where=where: where
         if group.cyclic:
             found["table", number] = lambda i, number=number: i.tensor(step_table(i.plan, number))
     for way, back in returns(plan).items():

@@ -14,6 +14,7 @@ from weft.graph.segments import bag_sum
 from weft.graph.tape import Name, Value
 from weft.plan.plan import NOT_A_SLICE, Group
 from weft.run.backward import Backward
+from weft.run.emit import Code
 from weft.run.execution import Execution
 from weft.run.indices import BackIndex, Indices
 from weft.run.recipe import NoRecipe, Recipe, Writer
@@ -29,6 +30,8 @@ class Room:
 
     rows: str
     count: str
+    alone: str | None = None
+    """The same memory in the order of the rows that it is given back to, with room for those that nobody gives back to."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class BackText:
         self.tensors, self.grads = tensors, grads
         self.writer = self.writer_class(execution.indices, before)
         about: Saved = before.about
-        names, arenas = about.names, about.arenas
+        names, arenas, self.first_steps = about.names, about.arenas, about.first_steps
         kept = [self.writer.fresh() for _ in (*names, *arenas)]
         if kept:
             self.writer.say(f"({', '.join(kept)},) = saved")
@@ -221,7 +224,11 @@ class BackText:
     def _whole(self, text: TypeText, stage: str) -> None:
         code = self.backward.cut[text.type][1].get(stage)
         if code is not None:
-            text.run_whole(code)
+            self.run_whole(text, code)
+
+    def run_whole(self, text: TypeText, code: Code) -> None:
+        """A piece over all rows of a type."""
+        text.run_whole(code)
 
     def _nothing_left(self, text: TypeText) -> None:
         for value in self.backward.cut[text.type][0].pieces["sums"].takes:

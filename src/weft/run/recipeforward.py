@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from weft.graph.tape import Name, Value
 from weft.plan.plan import Group
 from weft.run.emit import Code
@@ -25,6 +27,8 @@ class Saved:
     arenas: list[tuple[int, Name]]
     seen: bool
     """Whether the caller sees some of that memory, and might write to it: then autograd must watch over it."""
+    first_steps: dict[int, Any]
+    """By group what is known of its first step, where that was not like the others."""
 
 
 class ForwardText:
@@ -39,6 +43,9 @@ class ForwardText:
         self.execution, self.plan = execution, execution.plan
         self.writer = self.writer_class(execution.indices)
         self.arenas: dict[tuple[int, Name], str] = {}
+        self.kept: dict[tuple[int, Name], str] = {}
+        """The rows that backward needs of an arena, where these are not all."""
+        self.first_steps: dict[int, Any] = {}
         self.seen = False
         inputs = execution.input_numbers()
         self.types = {t: self.type_text(self.writer, run, self.arenas, inputs) for t, run in execution.runs.items()}
@@ -55,7 +62,7 @@ class ForwardText:
         outputs = [self._rows(wanted) for wanted in self.execution.call.wanted]
         names, saved = self._saved()
         text = f"[{', '.join(outputs)}], ({', '.join(saved)}{',' * (len(saved) == 1)})"
-        return self.writer.recipe(self.parameters, text, Saved(names, list(self.arenas), self.seen))
+        return self.writer.recipe(self.parameters, text, Saved(names, list(self.arenas), self.seen, self.first_steps))
 
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
         """A piece over all rows of a type."""
@@ -75,10 +82,14 @@ class ForwardText:
 
     def _make_arenas(self) -> None:
         for (number, key), arena in self.execution.arenas.items():
-            rows = self.writer.fact(("class", number), partial(_arena_rows, number))
-            self.arenas[number, key] = self.writer.empty([rows, *arena.shape[1:]], arena.dtype)
+            self.arenas[number, key] = self.make_arena(number, key, arena)
             if self.writer.ask(("empty", number), partial(_has_empty, number)):
                 self.writer.say(f"{self.arenas[number, key]}[-1].zero_()")
+
+    def make_arena(self, number: int, key: Name, arena: Tensor) -> str:
+        """Memory for the rows of a class."""
+        rows = self.writer.fact(("class", number), partial(_arena_rows, number))
+        return self.writer.empty([rows, *arena.shape[1:]], arena.dtype)
 
     def _whole(self, text: TypeText, stage: str) -> None:
         code = text.code.codes.get(stage)
@@ -154,7 +165,7 @@ class ForwardText:
                     if text.has(value):
                         names.append((t, value.name))
                         saved.append(text.whole(value))
-            saved += self.arenas.values()
+            saved += [self.kept.get(one, arena) for one, arena in self.arenas.items()]
         return names, saved
 
 

@@ -52,6 +52,8 @@ class Split:
     gradients: dict[Name, Value]
     overwritten: dict[str, Over] = field(default_factory=dict)
     """Gradients that the backward step may write over something it has read, by name."""
+    over_collected: dict[str, Over] = field(default_factory=dict)
+    """Gradients that it may write over the gradient of a state, by name."""
     laid_over: dict[str, Over] = field(default_factory=dict)
     """What the forward step keeps and may write over something it has read, by name."""
 
@@ -107,6 +109,7 @@ def split(
     apply_thrift(tape, home, thrift.decide(cut))
     cut = _pieces(tape, home, outputs, wanted, recurrent_in, recurrent_out, from_recurrent_ct)
     cut.overwritten, cut.laid_over = thrift.overwritten(cut), thrift.laid_over(cut)
+    cut.over_collected = thrift.over_collected(cut)
     return cut
 
 

@@ -127,6 +127,23 @@ class Thrift:
                 found[gradient.name] = Over(same[0].name, readers | {gradient.name})
         return found
 
+    def over_collected(self, cut: Split) -> dict[str, Over]:
+        """By the name of a gradient that is written over nothing kept, a gradient of a state that only the backward step reads,
+        and reads first of all: where that was put together in rows of its own, the one may be written over the other."""
+        late, found = self._after_others(cut), dict[str, Over]()
+        others = {id(v) for stage in ("late", "sums") for v in cut.pieces[stage].takes}
+        others |= {id(v) for v in cut.pieces["back"].gives}
+        collected = {id(v) for name, v in cut.tape.inputs.items() if name[0] == "ct"} - others
+        states = [v for v in cut.pieces["back"].takes if id(v) in collected and _plain_rows(v)]
+        spare = [v for v in states if all(id(one) not in late and reads_in_place(one, v) for one in _readers(cut, v))]
+        for gradient in self._gradients(cut):
+            same = [value for value in spare if value.shape == gradient.shape and value.dtype == gradient.dtype]
+            if same and gradient.name not in cut.overwritten:
+                spare.remove(same[0])
+                readers = frozenset(reader.name for reader in _readers(cut, same[0]))
+                found[gradient.name] = Over(same[0].name, readers | {gradient.name})
+        return found
+
     def laid_over(self, cut: Split) -> dict[str, Over]:
         """By the name of what the forward step keeps, something that this step alone reads; if the step is one stage."""
         during, found = cut.pieces["during"], dict[str, Over]()

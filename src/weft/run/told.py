@@ -62,6 +62,9 @@ class _Telling:
     def rows(self, type: int) -> Told:
         return Told(self._many(self.layout.rows(type)))
 
+    def part_of_rows(self, type: int, each: int) -> Told:
+        return Told(f"({self._many(self.layout.rows(type))} // {each})")
+
     def nodes(self) -> Told:
         return Told(f"({' + '.join(self.rows(type).text for type in self.layout.present)})")
 
@@ -98,7 +101,7 @@ class _Telling:
         lo, hi = self.layout.steps(group, 1), self.layout.steps(group, 2)
         return Told(f"(host + 4 * n[{lo}], host + 4 * n[{hi}], {self._many(lo)})")
 
-    def turns(self, group: int, backward: bool, limits: object) -> Told:
+    def turns(self, group: int, backward: bool, first: int, limits: object) -> Told:
         return self.steps(group)
 
     def starts(self, read: int) -> Told:
@@ -147,6 +150,7 @@ class _Telling:
 
 FACTS: dict[tuple[Any, ...], Callable[..., Told | None]] = {
     ("rows", 1, False): _Telling.rows,
+    ("part of rows", 2, False): _Telling.part_of_rows,
     ("nodes", 0): _Telling.nodes,
     ("nodes", 1, False): _Telling.nodes_of,
     ("fed rows", 1, False): _Telling.nodes_of,
@@ -160,7 +164,7 @@ FACTS: dict[tuple[Any, ...], Callable[..., Told | None]] = {
     ("owners", 1, False): _Telling.owners,
     ("first", 1, False): _Telling.first,
     ("steps", 1, False): _Telling.steps,
-    ("turns", 3, True): _Telling.turns,
+    ("turns", 4, True): _Telling.turns,
     ("starts", 1, False): _Telling.starts,
     ("table", 1, False): _Telling.table,
     ("widest", 2, False): _Telling.widest,

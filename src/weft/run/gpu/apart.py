@@ -36,7 +36,7 @@ def operations(piece: Piece) -> float:
 
 def rows_apart(writer: Writer, text: TypeText, number: int, piece: Piece) -> int | None:
     """From how many rows on steps run apart, in a plan that has such steps; None in one that has none."""
-    if not _fits(writer, text, piece):
+    if not fits_apart(writer, text, piece):
         return None
     least = rates(writer.indices.device).rows(operations(piece))
     some = writer.ask(("apart", number, least), lambda indices: largest_step(indices.plan, number) >= least, by_rows=True)
@@ -49,7 +49,8 @@ def asked_few_rows(writer: Writer, text: TypeText) -> bool:
     return writer.ask(("few rows", text.type), lambda indices: few_rows(text.code, indices.plan, text.type), by_rows=not apart)
 
 
-def _fits(writer: Writer, text: TypeText, piece: Piece) -> bool:
+def fits_apart(writer: Writer, text: TypeText, piece: Piece) -> bool:
+    """Whether steps of a piece can run by themselves."""
     type = text.type
     outputs = {name[0] for name in text.code.role.exchanged}
     values = [*piece.takes, *piece.gives]

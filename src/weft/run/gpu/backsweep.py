@@ -86,7 +86,7 @@ class BackSweep:
                 binding.plain(run, value, piece)
         for value in stores:
             binding.own(value)
-        return Part(run, piece, stores, binding, bool(cut.overwritten))
+        return Part(run, piece, stores, binding, bool(cut.overwritten or cut.over_collected))
 
     def _make_places(self, run: TypeRun) -> None:
         cut, codes = self.backward.cut[run.type]

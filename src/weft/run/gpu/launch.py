@@ -12,6 +12,7 @@ import linecache
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from math import prod
 from typing import Any
 
 import torch
@@ -48,6 +49,17 @@ def allocator(device: torch.device) -> Fresh:
     if _fast is not None and device.type == "cuda" and device.index == torch.cuda.current_device():
         return _fast
     return lambda sizes, strides, dtype: torch.empty(sizes, dtype=dtype, device=device)
+
+
+def fresh_behind(fresh: Fresh, before: int, sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of memory that are numbered from `before` on: as part of all rows, of which nobody uses those before, and alone.
+
+    Where a call is lowered, there is no memory for those before.
+    """
+    rows = (before + sizes[0], *sizes[1:])
+    strides = [prod(rows[at + 1 :]) for at in range(len(rows))]
+    every = fresh(rows, tuple(strides), dtype)
+    return every, every.narrow(0, before, sizes[0])
 
 
 def fresh_text(sizes: Sequence[str | int], dtype: torch.dtype | None) -> str:

@@ -27,16 +27,24 @@ class Apart:
 
 
 def say_launches(
-    writer: Writer, number: int, walk: Walk, members: Sequence[TypeText], argument: Argument, apart: Apart | None
+    writer: Writer,
+    number: int,
+    walk: Walk,
+    members: Sequence[TypeText],
+    argument: Argument,
+    apart: Apart | None,
+    first: int = 0,
 ) -> None:
-    """Walk all steps of a group. `argument` gives the variable of each parameter."""
+    """Walk the steps of a group, from the `first` on. `argument` gives the variable of each parameter."""
     some, backward = walk.sweeps["narrow"], walk.backward
     limits = walk.limits(writer.indices.device, None if apart is None else apart.least)
     arguments = [writer.fact(("table", number), lambda indices: indices.tensor(step_table(indices.plan, number)))]
     for text, binding, scratch in zip(members, some.bindings, some.scratch, strict=True):
         arguments += [argument(text, source) for source in binding.parameters.values()]
         arguments += [_scratch(writer, text, value) for value, _ in scratch]
-    turns = writer.fact(("turns", number, backward, limits), lambda indices: stretches(indices.plan, number, backward, limits))
+    turns = writer.fact(
+        ("turns", number, backward, first, limits), lambda indices: stretches(indices.plan, number, backward, limits, first)
+    )
     low, held = "0", ""
     if not interpreted():
         pairs = list(zip(arguments, walk.kinds, strict=True))

@@ -9,15 +9,19 @@ from weft.graph.ports import port_of
 from weft.graph.segments import count_to
 from weft.graph.tape import Value
 from weft.plan.plan import Group
+from weft.run.emit import Code
 from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
-from weft.run.gpu.backsweep import BackSweep
 from weft.run.gpu.bind import Source
-from weft.run.gpu.launch import fresh_text
+from weft.run.gpu.firststep import FirstStep, say_sums
+from weft.run.gpu.launch import fresh_behind, fresh_text
 from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.recipe import NoRecipe
 from weft.run.recipeback import BackText, Room, Taken, Way, back_of, one_reader
 from weft.run.recipetypes import TypeText
+
+Parts = dict[tuple[int, str], tuple[Taken | None, list[Way]]]
+"""Of the gradients of recurrent outputs, by type and name: what comes from outside, and from the group's own readers."""
 
 GRADIENTS = ("outside", "outside_at", "returned", "total", "single", "back_index", "back_bounds")
 """Arguments of kernels that have to do with gradients of recurrent outputs."""
@@ -29,6 +33,11 @@ class GpuBackText(BackText):
     parameters = "tensors, chosen, saved, grads, records, device, stream, keep, fresh"
     take, put = staticmethod(take_rows), staticmethod(put_rows)
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.collected_at: dict[tuple[int, str], str] = {}
+        """Where gradients of recurrent outputs are put together for steps that run apart, by type and name."""
+
     def sweep(self, number: int, group: Group) -> None:
         types = [t for t in group.types if "back" in self.backward.cut[t][1]]
         first = self.types[types[0]]
@@ -36,10 +45,10 @@ class GpuBackText(BackText):
         if not fits or number not in self.backward.swept:
             raise NoRecipe("steps that run one by one")
         walk, sweep = self.backward.swept[number]
-        members = [self.types[t] for t in types]
+        members, special = [self.types[t] for t in types], self.first_steps.get(number)
         for text in members:
-            self._make_room(text)
-        parts: dict[tuple[int, str], tuple[Taken | None, list[Way]]] = {}
+            self._make_room(text, special)
+        parts: Parts = {}
         for text in members:
             for value in self.backward.cut[text.type][1]["back"].takes:
                 name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
@@ -47,7 +56,7 @@ class GpuBackText(BackText):
                     outside = self._in_one_place(self.outside(number, text, name))
                     parts[text.type, value.name] = outside, self._inside(number, group, text, name)
         for text in members:
-            self._make_places(text, sweep)
+            self._make_places(text, sweep, parts)
 
         def argument(text: TypeText, source: Source) -> str:
             gradient = parts.get((text.type, source.key))
@@ -55,26 +64,32 @@ class GpuBackText(BackText):
                 return text.argument(source)
             return self._gradient(text, gradient, source)
 
-        say_launches(self.writer, number, walk, members, argument, self._apart(number, first, sweep, parts))
+        apart = self._apart(number, first, parts)
+        say_launches(self.writer, number, walk, members, argument, apart, int(special is not None))
+        if special is not None:
+            self.writer.say(f"lo, hi = 0, {special.rows(self.types[special.source])}")
+            short = first.code.back_without_return(self.backward.present[first.type])
+            for line in self._step(first, short, parts):
+                self.writer.say(line)
 
-    def _apart(
-        self, number: int, text: TypeText, sweep: BackSweep, parts: dict[tuple[int, str], tuple[Taken | None, list[Way]]]
-    ) -> Apart | None:
-        """How wide steps run: what comes back is collected, then the piece runs."""
+    def _apart(self, number: int, text: TypeText, parts: Parts) -> Apart | None:
+        """How wide steps run."""
         cut, codes = self.backward.cut[text.type]
         ways = [way for _, each in parts.values() for way in each]
         if not all(self.writer.ask(("one reader", way.key), partial(one_reader, way.key)) for way in ways):
             return None
         least = rows_apart(self.writer, text, number, cut.pieces["back"])
-        if least is None:
-            return None
+        return None if least is None else Apart(least, self._step(text, codes["back"], parts))
+
+    def _step(self, text: TypeText, code: Code, parts: Parts) -> list[str]:
+        """One step by itself: what comes back is collected, then the piece runs."""
         lines, known = list[str](), dict[str, str]()
-        for value in codes["back"].takes:
+        for value in code.takes:
             if (text.type, value.name) in parts:
                 known[value.name] = f"got{len(lines)}"
-                kept = text.store.get(value.name) if any(value is one for one in cut.pieces["sums"].takes) else None
+                kept = self.collected_at.get((text.type, value.name))
                 lines.append(f"got{len(lines)} = {self._collected(text, value, parts[text.type, value.name], kept)}")
-        return Apart(least, [*lines, step_call(self.writer, text, codes["back"], known)])
+        return [*lines, step_call(self.writer, text, code, known)]
 
     def _collected(self, text: TypeText, value: Value, gradient: tuple[Taken | None, list[Way]], kept: str | None) -> str:
         """The gradient of a recurrent output's rows in one step."""
@@ -119,8 +134,8 @@ class GpuBackText(BackText):
         what = source.what.removeprefix("back_")
         return self.writer.fact((f"back {what}", way.key), lambda indices: getattr(back_of(indices, way.key), what))
 
-    def _make_room(self, text: TypeText) -> None:
-        """Memory for the gradient rows that a type gives back."""
+    def _make_room(self, text: TypeText, first: FirstStep | None) -> None:
+        """Memory for the gradient rows that a type gives back; a first step gives back none."""
         rooms: dict[str, Room] = {}
         for name, value in self.backward.cut[text.type][0].gradients.items():
             if name not in text.code.role.recurrent_in:
@@ -132,21 +147,53 @@ class GpuBackText(BackText):
                 width = text.ports[port].width
                 count = f"{text.n} * {width}" if kind == "slots" else text.n if kind == "sum" else text.e
                 tail = [size for size in (value.shape or ())[2 if kind == "slots" else 1 :] if isinstance(size, int)]
-                rows = self.writer.empty([count, *tail], value.dtype)
-                rooms[value.name] = Room(rows, count)
+                if first is None:
+                    rooms[value.name] = Room(self.writer.empty([count, *tail], value.dtype), count)
+                else:
+                    rooms[value.name] = self._room_behind(text, first, count, tail, value)
+                rows = rooms[value.name].rows
                 shape = ", ".join(map(str, (text.n, width, *tail)))
                 text.store[value.name] = self.writer.let(f"{rows}.view({shape})") if kind == "slots" else rows
             self.returned[text.type, port, name] = rooms[value.name]
 
-    def _make_places(self, text: TypeText, sweep: Any) -> None:
+    def _room_behind(self, text: TypeText, first: FirstStep, count: str, tail: list[int], value: Value) -> Room:
+        """Rows are given back to states in order, to the first of them by the first row that is not given back to a leaf."""
+        every, alone, bound = self.writer.fresh(), self.writer.fresh(), self.writer.bind(fresh_behind)
+        sizes, leaves = ", ".join(map(str, [text.n, *tail])), self.types[first.source].n
+        self.writer.say(f"({every}, {alone}) = {bound}(fresh, {leaves}, ({sizes},), {value.dtype})")
+        return Room(self.writer.let(f"{every}.narrow(0, 0, {count})"), count, alone)
+
+    def _make_places(self, text: TypeText, sweep: Any, parts: Parts) -> None:
         cut, codes = self.backward.cut[text.type]
         for value in codes["back"].takes:
             name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
             if name is not None and any(value is one for one in cut.pieces["sums"].takes):
-                text.store[value.name] = text.empty(value)
+                self.collected_at[text.type, value.name] = text.store[value.name] = text.empty(value)
         for value in codes["back"].stores:
             if value.name not in text.store:
-                text.store[value.name] = self._over_what_was_read(text, value) or text.empty(value)
+                place = self._over_what_was_read(text, value) or self._over_what_came_back(text, value, parts)
+                text.store[value.name] = place or text.empty(value)
+
+    def _over_what_came_back(self, text: TypeText, value: Value, parts: Parts) -> str | None:
+        """The memory of what others give back to the rows in whose order it lies."""
+        cut, codes = self.backward.cut[text.type]
+        over = cut.over_collected.get(value.name)
+        if over is None or not over.readers <= codes["back"].fused:
+            return None
+        _, ways = parts[text.type, over.kept]
+        if len(ways) != 1 or ways[0].room.alone is None:
+            return None
+        self.collected_at[text.type, over.kept] = ways[0].room.alone
+        return ways[0].room.alone
+
+    def run_whole(self, text: TypeText, code: Code) -> None:
+        """Sums after a first step of its own take its rows' children from elsewhere."""
+        first = next((one for one in self.first_steps.values() if one.reader == text.type), None)
+        if first is None or code is not self.backward.cut[text.type][1].get("sums"):
+            super().run_whole(text, code)
+            return
+        states = {name[-1]: rows for name, rows in self.arenas.items() if name[0] == first.read.value_class}
+        say_sums(first, text, self.types[first.source], self.backward.cut[text.type][0], states)
 
     def _over_what_was_read(self, text: TypeText, value: Value) -> str | None:
         """The memory of something that forward kept and the step reads before it writes; unless the graph is kept."""

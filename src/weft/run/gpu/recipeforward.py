@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
+from weft.graph.tape import Name
 from weft.plan.plan import Group
 from weft.run.emit import Code
 from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
+from weft.run.gpu.firststep import FirstStep, first_step
 from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
+from weft.run.gpu.launch import fresh_behind
 from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.rowcopy import put_rows, take_rows
-from weft.run.recipe import NoRecipe
+from weft.run.recipe import NoRecipe, Recipe
 from weft.run.recipeforward import ForwardText, only_fed
 from weft.run.recipetypes import TypeText
 from weft.run.upload import as_tensor
@@ -22,8 +27,28 @@ class GpuForwardText(ForwardText):
 
     parameters = "tensors, chosen, records, device, stream, fresh"
 
+    def recipe(self) -> Recipe:
+        found = {number: first_step(self, number, group) for number, group in enumerate(self.plan.groups)}
+        self.first_steps = {number: first for number, first in found.items() if first is not None}
+        return super().recipe()
+
+    def make_arena(self, number: int, key: Name, arena: Tensor) -> str:
+        """Leaves that a first step takes from elsewhere have no memory in it."""
+        first = next((one for one in self.first_steps.values() if one.read.value_class == number), None)
+        if first is None:
+            return super().make_arena(number, key, arena)
+        reader, output = self.types[first.reader], dict(self.plan.classes[number].members)[first.reader]
+        sizes = f"({', '.join(map(str, (reader.n, *arena.shape[1:])))},)"
+        every, alone = self.writer.fresh(), self.writer.fresh()
+        bound = self.writer.bind(fresh_behind)
+        self.writer.say(f"({every}, {alone}) = {bound}(fresh, {self.types[first.source].n}, {sizes}, {arena.dtype})")
+        self.kept[number, key] = reader.parts[output, key] = alone
+        return every
+
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
-        """A piece that only hands on what is fed takes it straight to its place."""
+        """A piece that only hands on what is fed takes it straight to its place, or leaves it to a first step."""
+        if any(first.source == text.type for first in self.first_steps.values()):
+            return
         fed = only_fed(text, code)
         if fed is None:
             text.run_whole(code, places)
@@ -43,7 +68,19 @@ class GpuForwardText(ForwardText):
         code, piece = first.code.codes["during"], first.code.split.pieces["during"]
         least = rows_apart(self.writer, first, number, piece)
         apart = None if least is None else Apart(least, [step_call(self.writer, first, code, {})])
-        say_launches(self.writer, number, found, members, lambda text, source: text.argument(source), apart)
+        special = self.first_steps.get(number)
+        if special is not None:
+            self._first_step(special, first, code)
+        begin = int(special is not None)
+        say_launches(self.writer, number, found, members, lambda text, source: text.argument(source), apart, begin)
+
+    def _first_step(self, first: FirstStep, text: TypeText, code: Code) -> None:
+        source, states = self.types[first.source], text.code.role.recurrent_in
+        read = [value for value in code.takes if text.code.input_name.get(value.name) in states]
+        rows = first.rows(source)
+        known = {value.name: first.children(text, source, value, "0", rows) for value in read}
+        self.writer.say(f"lo, hi = 0, {rows}")
+        self.writer.say(step_call(self.writer, text, code, known))
 
     def _make_places(self, text: TypeText) -> None:
         run, code = self.execution.runs[text.type], text.code.codes["during"]

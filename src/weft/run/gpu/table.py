@@ -68,24 +68,25 @@ def _make(plan: Plan, number: int) -> Ints:
     return table.reshape(-1)
 
 
-def stretches(plan: Plan, number: int, backward: bool, limits: Limits) -> list[Stretch]:
-    """A group's steps by width: one launch for each stretch. Where width changes all the time, all steps are one stretch."""
-    key = ("stretches", number, limits)
+def stretches(plan: Plan, number: int, backward: bool, limits: Limits, first: int = 0) -> list[Stretch]:
+    """A group's steps by width, from the `first` on: one launch for each stretch. Where width changes all the time, all steps
+    are one stretch."""
+    key = ("stretches", number, first, limits)
     if key not in plan._derived:
-        plan._derived[key] = _make_stretches(step_sizes(plan, number), limits)
+        plan._derived[key] = _make_stretches(step_sizes(plan, number), limits, first)
     found = cast(list[Stretch], plan._derived[key])
     return found[::-1] if backward else found
 
 
-def _make_stretches(sizes: Sequence[int], limits: Limits) -> list[Stretch]:
+def _make_stretches(sizes: Sequence[int], limits: Limits, first: int = 0) -> list[Stretch]:
     """The slow twin of what calls that are lowered do (`onecall/onecall.c`)."""
     least, names = [rows for rows, _ in limits], ["narrow", *(name for _, name in limits)]
     width = [bisect_right(least, size) for size in sizes]
-    begins = [at for at, (before, now) in enumerate(pairwise((-1, *width))) if before != now]
+    begins = [at for at, (before, now) in enumerate(pairwise((-1, *width[first:])), first) if before != now]
     found = [(begin, end, names[width[begin]]) for begin, end in pairwise((*begins, len(sizes)))]
     if len(found) <= MOST_STRETCHES or any(name == "apart" for _, _, name in found):
         return found
-    return [(0, len(sizes), names[bisect_right(least, sum(sizes) / len(sizes))])]
+    return [(first, len(sizes), names[bisect_right(least, sum(sizes[first:]) / (len(sizes) - first))])]
 
 
 def step_sizes(plan: Plan, number: int) -> list[int]:

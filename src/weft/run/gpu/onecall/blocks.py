@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -179,10 +180,10 @@ def _multiple(offset: Size, by: int) -> bool:
     """Whether an offset is a multiple of a number, as far as its text shows: sums of products with constants."""
     if isinstance(offset, int):
         return offset % by == 0
-    terms = offset.text.replace("(", " ").replace(")", " ").split("+")
-    return "FLOOR" not in offset.text and all(_has_factor(term, by) for term in terms)
+    terms = re.split("[+-]", offset.text.replace("(", " ").replace(")", " "))
+    return "FLOOR" not in offset.text and all(_has_factor(term, by) for term in terms if term.strip())
 
 
 def _has_factor(term: str, by: int) -> bool:
     factors = [int(part) for part in term.split("*") if part.strip().isdigit()]
-    return "-" not in term and bool(factors) and prod(factors) % by == 0
+    return bool(factors) and prod(factors) % by == 0

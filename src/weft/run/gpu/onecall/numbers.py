@@ -65,7 +65,7 @@ class Number:
         return self + other
 
     def __sub__(self, other: Size) -> Size:
-        return self._made(f"({self} - {other})")
+        return self if type(other) is int and other == 0 else self._made(f"({self} - {other})")
 
     def __rsub__(self, other: Size) -> Size:
         return self._made(f"({other} - {self})")

@@ -51,13 +51,14 @@ class Copy:
 
 @dataclass(eq=False)
 class Turns:
-    """All stretches of steps of a group: by a sweep's kernels, or step by step, by the operations in `apart`.
+    """Stretches of a group's steps, from the `first` on: by a sweep's kernels, or one by one, by the operations in `apart`.
 
     In these operations `at` is the step's number, `lo` and `hi` are its rows.
     """
 
     turns: str
     """The variable of the steps' rows."""
+    first: int
     limits: Limits
     """Which tell how wide a step is."""
     walk: Walk

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.graph.segments import bag_sum, segment_sum
 from weft.run.gpu import bags, rowcopy, totals
-from weft.run.gpu.launch import Quick, allocator
+from weft.run.gpu.launch import Quick, allocator, fresh_behind
 from weft.run.gpu.onecall.blocks import Block, Either, Pointer, Storage, strides_of
 from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns
@@ -60,6 +60,12 @@ class Recorder:
         if self.stretches:
             self.inside[block.storage] = self.stretches[-1]
         return block
+
+    def fresh_behind(self, fresh: Any, before: Size, sizes: Sequence[Size], dtype: torch.dtype) -> tuple[Block, Block]:
+        """As `launch.fresh_behind`: rows before have addresses, but nobody's."""
+        alone = self.fresh(sizes, (), dtype)
+        rows = before + sizes[0], *sizes[1:]
+        return Block(self, alone.storage, rows, alone.strides, -(before * alone.strides[0])), alone
 
     def say(self, operation: Operation) -> None:
         (self.stretches[-1].apart if self.stretches else self.operations).append(operation)
@@ -167,7 +173,7 @@ class Recorder:
         """As `Walk.start`."""
         found = [one.block if isinstance(one, Pointer) else one for one in (table, *arguments)]
         if isinstance(turns, Stretches):
-            self.say(Turns(turns.name, turns.limits, walk, found))
+            self.say(Turns(turns.name, turns.first, turns.limits, walk, found))
         else:
             self.stretches[-1].walk, self.stretches[-1].arguments = walk, found
 
@@ -188,7 +194,12 @@ class Recorder:
         if isinstance(walk, Walk):
             return lambda turns, device, stream, low, table, *rest: self.start(walk, turns, table, rest)
         known = {rowcopy.take_rows: self.take, rowcopy.put_rows: self.put, rowcopy.step_rows: self.step_rows}
-        known |= {totals.column_sums: self.sums, bag_sum: self.bags, segment_sum: self.segments}
+        known |= {
+            fresh_behind: self.fresh_behind,
+            totals.column_sums: self.sums,
+            bag_sum: self.bags,
+            segment_sum: self.segments,
+        }
         if callable(item) and item in known:
             return known[item]
         if isinstance(item, FunctionType) and item.__code__.co_filename.startswith("weft_"):
@@ -258,13 +269,13 @@ class _Unknown:
 class Stretches:
     """Stands for a list of stretches, in a loop over both kinds: of kernels, and of steps that run apart."""
 
-    def __init__(self, recorder: Recorder, name: str, number: int, backward: bool, limits: Limits) -> None:
-        self.recorder, self.name, self.limits = recorder, name, limits
+    def __init__(self, recorder: Recorder, name: str, number: int, backward: bool, first: int, limits: Limits) -> None:
+        self.recorder, self.name, self.first, self.limits = recorder, name, first, limits
 
     def __iter__(self) -> Iterator[Any]:
         recorder = self.recorder
         begin, end = Number("begin", recorder.example), Number("end", recorder.example)
-        turns = Turns(self.name, self.limits, None, [])  # type: ignore[arg-type]  # the walk is told in the loop
+        turns = Turns(self.name, self.first, self.limits, None, [])  # type: ignore[arg-type]  # the walk is told in the loop
         recorder.stretches.append(turns)
         yield begin, end, "kernels"
         yield begin, end, "apart"

@@ -269,12 +269,13 @@ int64_t weft_call(const int64_t *a, char *room) {{
         rows = ", ".join(str(rows) for rows, _ in limits) or "0"
         widths = ", ".join(str(WIDTHS.index(width)) for width in ("narrow", *(width for _, width in limits)))
         arrays = f"(const int32_t[]){{{rows}}}, (const int32_t[]){{{widths}}}"
-        return f"steps_of({name}, {name}_hi, {name}_n, {len(limits)}, {arrays})"
+        return f"steps_of({name}, {name}_hi, {turns.first}, {name}_n, {len(limits)}, {arrays})"
 
     def _each_stretch(self, turns: Turns, indent: str) -> list[str]:
         """The head of a loop over stretches `t`."""
         name = f"{turns.turns}_steps"
-        head = f"for (struct stretch t = {{{name}.count, 0}}; next_stretch(&{name}, {int(turns.walk.backward)}, &t);) {{"
+        start, backward = f"{{{name}.count, {name}.first}}", int(turns.walk.backward)
+        head = f"for (struct stretch t = {start}; next_stretch(&{name}, {backward}, &t);) {{"
         return [f"{indent}const struct steps {name} = {self._steps(turns)};", f"{indent}{head}"]
 
     def _turns(self, turns: Turns, indent: str) -> None:
