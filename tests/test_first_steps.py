@@ -116,6 +116,18 @@ def test_a_graph_that_is_kept_goes_back_twice(driver: Driver) -> None:
             assert torch.allclose(tensor, expected[name], rtol=1e-5, atol=1e-6), name
 
 
+def test_the_general_way_back_finds_leaves_in_the_arena(driver: Driver) -> None:
+    """After calls that were never gone back from there is no recipe for the way back."""
+    torch.manual_seed(0)
+    for graph in (full_trees(4, 4), full_trees(8)):  # leaves are the first rows of the second
+        model, x = weft.nn.TreeFC(D), torch.randn(graph.num_vertices, D)
+        model(graph, x, backend="triton")
+        assert has_first_step(model) == [True]
+        expected = found(model, graph, x, "eager")
+        for name, tensor in found(model, graph, x).items():
+            assert torch.allclose(tensor, expected[name], rtol=1e-5, atol=1e-6), name
+
+
 def test_other_plans_have_their_leaves_in_the_arena(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees of which some inner step reads leaves; few rows; leaves that learn; leaves of which the caller wants rows."""
     torch.manual_seed(0)

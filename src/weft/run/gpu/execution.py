@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.execution import Execution
+from weft.run.gpu.firststep import with_leaves
 from weft.run.gpu.launch import allocator, current_stream
 from weft.run.gpu.onecall.lowered import Lowered, Versions, can_lower
 from weft.run.gpu.onecall.note import Given
@@ -70,6 +71,8 @@ class GpuExecution(Execution):
             self.kept = ()
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
+            if self.recipe is not None:
+                mine = with_leaves(self, self.recipe.about, tensors, mine)
             return super().backward(tensors, mine, grads)
         results: list[Tensor | None] | None = None if keep else self._whole(found, tensors, mine, grads, not saved)
         return self._backward_by(found, tensors, mine, grads, keep) if results is None else results

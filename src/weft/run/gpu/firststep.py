@@ -11,18 +11,23 @@ given to, so that a gradient which a step leaves for those sums may be written o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from weft.graph.tape import Name, Value, operands
 from weft.plan.plan import Group, Read
 from weft.run.code import CellCode
 from weft.run.emit import Code, emit, needed_part
+from weft.run.execution import Execution
 from weft.run.gpu.apart import fits_apart
 from weft.run.gpu.pointwise import emit_triton
 from weft.run.indices import Indices
-from weft.run.recipeforward import only_fed
+from weft.run.recipeforward import Saved, only_fed
 from weft.run.recipetypes import TypeText
 from weft.run.split import Piece, Split
 from weft.run.views import bases
@@ -122,6 +127,19 @@ def _reads_all_leaves(number: int, read: int, source: int, output: int, indices:
         and leaves == (0, rows * there.width)
         and indices.read(there).whole_slice == 0
     )
+
+
+def with_leaves(execution: Execution, about: Saved, tensors: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor]:
+    """What a forward pass kept, as the general way back wants it: arenas with the rows of leaves, too."""
+    found, inputs, fed = list(saved), execution.input_numbers(), execution.indices
+    for first in about.first_steps.values():
+        rows, many = fed.rows(first.source), len(fed.plan.rows[first.source])
+        for at, (number, key) in enumerate(about.arenas, len(about.names)):
+            if number == first.read.value_class:
+                tensor = tensors[inputs[first.source, first.feeds[key]]]
+                leaves = tensor[:many] if rows is None else tensor.index_select(0, rows)
+                found[at] = torch.cat([leaves, saved[at]])
+    return found
 
 
 def say_sums(first: FirstStep, text: TypeText, source: TypeText, cut: Split, states: dict[Name, str]) -> None:
