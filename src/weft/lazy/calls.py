@@ -19,6 +19,7 @@ from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
 from weft.lazy.ops import Arg, Captured, Feed, NeedsRow, NeedsValue, Op, Window, holes_filled
 from weft.lazy.quick import remember, short
+from weft.lazy.shaped import BY_ALL, shaped
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, Value
@@ -49,6 +50,10 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         return _with_tensors(func, args, kwargs)
     if active.tape is not tape:
         raise TraceError("a Value is used in another thread, or inside another recording, than the one that made it")
+    if func in BY_ALL:
+        found = shaped(tape, func, args, kwargs)
+        if found is not MISS:
+            return found
     written = args
     func, args, kwargs = with_fed_numbers(tape, func, args, kwargs, frame)
     head, given = ((func, *kwargs), (*args, *kwargs.values())) if kwargs else (func, args)

@@ -32,6 +32,9 @@ class GivenRows(Rows):
             self.parts = self.rows.unbind(0)
         return self.parts[at]
 
+    def part(self, at: int) -> Tensor:
+        return self.row(at)
+
     def ready(self) -> list[Any] | None:
         return None
 

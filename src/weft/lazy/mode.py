@@ -50,6 +50,8 @@ class Recording(TorchFunctionMode):
                         return tape.make(tape, ref, entry[1])
         if tape.paused:
             return func(*args, **(kwargs or {}))
+        if not kwargs and _is_data(tape, args) and _only_computes(func):
+            return func(*args)
         if frame.f_code is HANDLE and frame.f_back is not None:
             frame = frame.f_back.f_back or frame.f_back
         if kwargs or len(args) != 1 or func not in SPECIAL:
@@ -58,6 +60,32 @@ class Recording(TorchFunctionMode):
             if found is not MISS:
                 return found
         return called(tape, func, args, kwargs or {}, frame)
+
+
+def _is_data(tape: Tape, args: tuple[Any, ...]) -> bool:
+    """Whether there are tensors and numbers alone, none of them of the model: what is computed of them is data, too."""
+    places = tape.state._places
+    for item in args:
+        cls = item.__class__
+        if cls is Tensor:
+            if id(item) in places:
+                return False
+        elif cls is not int and cls is not float and item is not None and cls is not bool:
+            return False
+    return bool(args) and not tape.records_data
+
+
+def _only_computes(func: Any) -> bool:
+    """Whether a function of tensors gives tensors, always the same, and does nothing else."""
+    found = _COMPUTES.get(func)
+    if found is None:
+        name = _name(func)
+        special = func in SPECIAL or func in UNRECORDED or func in FACTORIES or func in ARRAYS
+        found = _COMPUTES[func] = not (special or _writes(name) or name in RANDOM or name.endswith(DRAWING))
+    return found
+
+
+_COMPUTES: dict[Any, bool] = {}
 
 
 def called(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:

@@ -68,15 +68,30 @@ class Rows:
         self.kind = kind or kind_of(rows.shape[1:], rows.dtype)
         self._rows: list[Tensor | None] | None = None
         self._numbers: list[Any] | None = None
+        self._parts: Sequence[Tensor] | None = None
+        self.shaped: dict[Any, Any] = {}
+        """What operations have given for all rows whose results have shapes that depend on numbers."""
+
+    def part(self, at: int) -> Tensor:
+        """One row, to be read."""
+        shown = None if self._rows is None else self._rows[at]
+        if shown is not None:  # whoever got it may have written into it
+            return shown
+        if self._parts is None:
+            self._parts = self.rows.unbind(0)
+        return self._parts[at]
+
+    def is_shown(self) -> bool:
+        """Whether tensors of rows were given out."""
+        return self._rows is not None
 
     def row(self, at: int) -> Tensor:
         """One row as a tensor of its own: writing into it changes no other."""
         if self._rows is None:
             self._rows = [None] * len(self.rows)
-            self._parts = self.rows.unbind(0)
         found = self._rows[at]
         if found is None:
-            found = self._rows[at] = self._parts[at].clone()
+            found = self._rows[at] = self.part(at).clone()
         return found
 
     def numbers(self, at: int) -> Any:
