@@ -114,7 +114,7 @@ class CallCells(CallInputs):
                 seen = seen.replaced(np.where(needed, seen.ids, np.int32(len(kinds.types))))
                 cells = {**cells, len(kinds.types): self._idle_cell()}
                 kinds = self.cache.numbered([*kinds.types, NodeType("not needed")])
-                self.captured = self.held = None
+                self.captured = None
         return cells, kinds, seen, tree
 
     def _settled(self, present: Sequence[int]) -> Settled:
@@ -124,7 +124,6 @@ class CallCells(CallInputs):
         for held, found in kept:
             self.captured = held.tensors()
             if self.captured is not None:
-                self.held = held
                 return found
         known = self.cache.reads_type
         cells = {number: self.cell(number // 2, bool(number % 2))[0] for number in present}

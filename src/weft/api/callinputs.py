@@ -18,7 +18,6 @@ from weft.api.graph import Graph
 from weft.api.modelcache import ModelCache, State
 from weft.api.vertex import Vertex
 from weft.errors import StructureError, TraceError, WeftError
-from weft.graph.held import Held
 from weft.graph.program import Ints
 from weft.graph.rows import Rows, Spec, TensorSpec
 from weft.graph.tape import Name
@@ -48,7 +47,7 @@ class CallInputs:
         n = graph.num_vertices
         self.x_leaves = check.rows(x, n, f"{self.name}: x", "vertices")
         self.edge_leaves = [] if edges is None else check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
-        first, own_dtype = check.leading(model)
+        first, own_dtype, _ = check.leading(model)
         fed = [*self.x_leaves, *self.edge_leaves, *(init or {}).values()]
         self.device = check.one_device(self.name, first, fed, graph.device)
         self.float_dtype = own_dtype or check.first_float(self.x_leaves) or torch.get_default_dtype()
@@ -58,8 +57,6 @@ class CallInputs:
         self.at = None if at is None else check.vertices(self.name, at, n)
         self.captured: list[Tensor] | None = None
         """What the cells capture, where that is known: their cells in ascending order of node types."""
-        self.held: Held | None = None
-        """What told that."""
 
     def _state(self) -> State:
         """The state's keys with the looks of their rows: equal ones are one object."""

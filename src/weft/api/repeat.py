@@ -7,18 +7,18 @@ be seen at once is compared: the model's types and state, and everything that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from weft.api.function import VertexFunction
+from weft.api.function import Typed, VertexFunction
 from weft.api.graph import Graph
 from weft.api.inputs import leading
 from weft.api.modelcache import Kinds
+from weft.graph.capture import Surroundings
 from weft.graph.held import Held
 from weft.graph.program import Ints
 from weft.graph.transforms import stands_for_others
@@ -29,6 +29,8 @@ from weft.plan.schedule import PlanCache, from_graphs
 from weft.run.batched import run_batched
 from weft.run.call import Call
 from weft.run.options import Options
+
+Result = Callable[[list[Tensor]], Any]
 
 MOST_REPEATS = 64
 """Of one model."""
@@ -57,32 +59,25 @@ def is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def seen(model: VertexFunction) -> Any:
-    """What the traces of its cells do not tell of a model: its types, its state, where it is and what it computes with."""
-    first, dtype = leading(model)
-    return model.vertex_functions(), [*model.state_shapes.items()], first[0].device if first else None, dtype
-
-
-@dataclass(frozen=True, eq=False)
 class Repeat:
     """What calls of one kind have in common: everything but structure and numbers."""
 
-    seen: Any
-    held: Held
-    kinds: Kinds
-    table: Ints
-    """The node type of each kind of vertex."""
-    call: Call
-    """Without plan and tensors."""
-    options: Options
-    result: Callable[[list[Tensor]], Any]
+    def __init__(self, model: VertexFunction, kinds: Kinds, table: Ints, call: Call, options: Options, result: Result) -> None:
+        """`table`: the node type of each kind of vertex."""
+        self.kinds, self.table, self.options, self.result = kinds, table, options, result
+        self.call = call.without_graph()
+        self.first, _, modules = leading(model)
+        self.looks = [(one.dtype, one.device) for one in self.first]
+        self.held = Held([cell.trace for cell in call.cells.values()], _around(model, modules))
 
-    def run(self, model: VertexFunction, graph: Graph, x: Tensor, plans: PlanCache) -> list[Tensor] | None:
+    def run(self, graph: Graph, x: Tensor, plans: PlanCache) -> list[Tensor] | None:
         """The rows of the results; None where something is not as it was."""
         count = graph.num_vertices
         if not count or x.shape[0] != count or stands_for_others() or forward_ad._current_level >= 0:
             return None
-        captured = self.held.tensors() if seen(model) == self.seen else None
+        if self.looks != [(one.dtype, one.device) for one in self.first]:
+            return None
+        captured = self.held.tensors()
         plan = None if captured is None else self._plan(graph, plans)
         if plan is None or captured is None:
             return None
@@ -99,6 +94,19 @@ class Repeat:
         if found is not None:
             plans.add(key, found)
         return cast("Plan | None", found)
+
+
+def _around(model: VertexFunction, modules: Sequence[nn.Module]) -> Surroundings:
+    """What the traces of its cells do not watch of a model: its types, its state, where it is and what it computes with."""
+    found = Surroundings()
+    found.objects.append((model.__dict__, "state_shapes"))
+    dicts: list[dict[str, Any]] = [model.state_shapes, *[own for one in modules for own in (one._parameters, one._modules)]]
+    if isinstance(model, Typed):
+        dicts += [model._modules, model.functions._modules]
+    for one in dicts:
+        found.sizes.append(one)
+        found.objects += [(one, key) for key in one]
+    return found
 
 
 def plan_key(graph: Graph, kinds: Kinds, rounds: int | None, options: Options, with_edges: bool) -> Hashable:

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_unflatten
 from weft.api import inputs as check
 from weft.api.callcells import CallCells, pushes
 from weft.api.firstrow import Answers, lowest
-from weft.api.function import VertexFunction, prepared
+from weft.api.function import Typed, VertexFunction, prepared
 from weft.api.modelcache import Kinds, ModelCache
-from weft.api.repeat import MOST_REPEATS, Repeat, is_distributed, looks, plan_key, seen
+from weft.api.repeat import MOST_REPEATS, Repeat, is_distributed, looks, plan_key
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
 from weft.errors import StructureError
 from weft.graph.cell import Sample, undrawn
@@ -41,7 +41,7 @@ def run(model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any])
         return prepared(model, structure, x, **keywords).run()
     cache = ModelCache.of(model)
     known: Repeat | None = cache.repeats.get(alike)
-    rows = None if known is None else known.run(model, structure, x, cache.plans)
+    rows = None if known is None else known.run(structure, x, cache.plans)
     if known is not None and rows is not None:
         return known.result(rows)
     call = prepared(model, structure, x, **keywords)
@@ -128,11 +128,16 @@ class VertexCall(CallCells):
         call = self.engine_call(plan, cells, tree, self._backend())
         with uncast(self.device.type):
             rows = run_batched(call)
-        if self.held is not None and planned.seen.by_kind and all(cell.trace.fallback is None for cell in cells.values()):
+        if self._can_be_repeated(planned):
             result = partial(_result, tree, [key for key, _ in self.state])
-            given = seen(self.model), self.held, planned.kinds, planned.seen.table.types
-            self.repeat = Repeat(*given, call.without_graph(), self.options, result)
+            self.repeat = Repeat(self.model, planned.kinds, planned.seen.table.types, call, self.options, result)
         return self._result(tree, [self._last_round(row) for row in rows])
+
+    def _can_be_repeated(self, planned: Planned) -> bool:
+        """Whether calls that look like this one need to compare no more than `Repeat` does."""
+        own = type(self.model).vertex_functions in (VertexFunction.vertex_functions, Typed.vertex_functions)
+        traced = all(cell.trace.fallback is None for cell in planned.cells.values())
+        return own and traced and self.captured is not None and planned.seen.by_kind
 
     def engine_call(self, plan: Plan, cells: dict[int, CompiledCell], tree: Any, backend: str) -> Call:
         """What the engine is to compute."""
