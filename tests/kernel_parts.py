@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from weft.run import spare
 from weft.run.gpu.launch import has_triton, interpreted
 from weft.run.recipe import Recipe
 
@@ -63,13 +64,16 @@ def fast_products() -> Iterator[None]:
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh memory is full of NaN from here on: what is read before it is written is noticed."""
-    empty = torch.empty
 
-    def nan(*args: Any, **options: Any) -> Tensor:
-        made = empty(*args, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+    def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def nan(*args: Any, **options: Any) -> Tensor:
+            made = make(*args, **options)
+            return made.fill_(torch.nan) if made.is_floating_point() else made
 
-    monkeypatch.setattr(torch, "empty", nan)
+        return nan
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(spare, "laid_out", poisoned(spare.laid_out))
 
 
 def recipe_texts(model: nn.Module) -> list[str]:

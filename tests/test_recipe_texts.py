@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft.run import spare
 from weft.run.gpu import launch
 from weft.run.gpu.launch import Quick, allocator, fresh_text
 from weft.run.recipe import Writer, _letting_go
@@ -25,7 +26,9 @@ def test_allocations_are_laid_out_as_torch_does(sizes: tuple[Any, ...]) -> None:
     shape, strides, dtype = made
     expected = torch.empty(shape, dtype=dtype)
     assert strides == expected.stride()
-    assert allocator(torch.device("cpu"))(shape, strides, dtype).shape == expected.shape
+    for make in (allocator(torch.device("cpu")), spare.laid_out, spare._laid_out):
+        made_so = make(shape, strides, dtype)
+        assert (made_so.shape, made_so.stride(), made_so.dtype) == (expected.shape, expected.stride(), dtype)
 
 
 def test_what_one_recipe_asked_the_next_one_does_not_ask_again() -> None:

@@ -37,15 +37,16 @@ FEW_SIZES, FEW_ROWS = 3, 3
 """Functions that were called with more sizes than that are looked at, and run alone where they have no more rows."""
 
 
-def run_alone(tape: Tape, wanted: References, options: Options) -> None:
-    """Compute what is better not batched, as if it had been needed earlier."""
+def run_alone(tape: Tape, wanted: References, options: Options) -> bool:
+    """Compute what is better not batched, as if it had been needed earlier; whether there was anything."""
     sized = _sized_types(tape.state)
     if sized is None or options.backend != "auto" or options.recompute or is_observed():
-        return
+        return False
     calls = all_pending(tape)
     alone = _without_company(tape, calls, sized)
     if alone.any():
         Alone(Selection(tape, calls, divided_by(tape, calls, ~alone, wanted))).run(options)
+    return bool(alone.any())
 
 
 def _without_company(tape: Tape, calls: Pending, sized: Flags) -> Flags:

@@ -91,8 +91,7 @@ class Split(Argument):
     def on(self, tape: Tape) -> Argument:
         if not is_known(tape, self.tensor):
             return self
-        rows = GivenRows(self.tensor.movedim(self.dim, 0))
-        return Items([tape.given(rows, row) for row in range(len(rows.rows))])
+        return Items(tape.all_given(GivenRows(self.tensor.movedim(self.dim, 0))))
 
     def row(self) -> Hashable:
         at = self.dim % self.tensor.ndim

@@ -25,7 +25,7 @@ from weft.lazy.empty import empty, remember, signature
 from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush, parted
 from weft.lazy.given import known_leaves
-from weft.lazy.gradients import are_trained
+from weft.lazy.gradients import are_trained, parameters_of
 from weft.lazy.kinds import Kind
 from weft.lazy.leftover import everything
 from weft.lazy.nests import Structure
@@ -183,8 +183,9 @@ class Recorder:
         tape = fibers.tape
         try:
             wanted = wanted_references(outcomes)
-            run_alone(tape, wanted[~_known(tape, wanted)], self.batched.options)
             known = _known(tape, wanted)
+            if run_alone(tape, wanted[~known], self.batched.options):
+                known = _known(tape, wanted)
             groups = self._last_flush(tape, wanted[~known])
             return outcomes, Gathered(wanted, _with_earlier(tape, wanted, groups, known))
         finally:
@@ -209,7 +210,7 @@ def close(tape: Tape) -> None:
 
 def _known(tape: Tape, wanted: References) -> Flags:
     """Which of these have been computed."""
-    return np.array([ref in tape.results for ref in wanted.tolist()], bool)
+    return np.fromiter(map(tape.results.__contains__, wanted.tolist()), bool, len(wanted))
 
 
 def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], known: Flags) -> list[Group]:
@@ -236,7 +237,7 @@ def device_of(fn: Any, items: Sequence[Argument], count: int) -> str:
     """Where the model is; without one, where the first example's tensors are."""
     holder = getattr(fn, "__self__", fn)
     if isinstance(holder, nn.Module):
-        for tensor in chain(holder.parameters(), holder.buffers()):
+        for tensor in chain(parameters_of([holder]), holder.buffers()):
             return str(tensor.device)
     for item in items if count else ():
         found = item(0)

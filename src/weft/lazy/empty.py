@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.errors import StructureError
 from weft.lazy.arguments import Argument
+from weft.lazy.gradients import parameters_of
 from weft.lazy.nests import Structure, build
 from weft.lazy.state import State
 from weft.lazy.value import Value
@@ -19,7 +20,7 @@ from weft.lazy.value import Value
 def signature(fn: Any, stack: bool, items: Sequence[Argument]) -> Hashable:
     """What decides the shapes and dtypes of results, as far as an empty batch shows it."""
     holder = getattr(fn, "__self__", fn)
-    first = next(holder.parameters(), None) if isinstance(holder, nn.Module) else None
+    first = next(parameters_of([holder]), None) if isinstance(holder, nn.Module) else None
     rows = tuple(item.row() for item in items)
     return ("empty", stack, None if first is None else first.dtype, torch.get_default_dtype(), rows)
 

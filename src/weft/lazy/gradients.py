@@ -8,6 +8,7 @@ passes on those of its arguments, output by output.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,16 +76,19 @@ def requires_grad(tape: Tape, value: Value) -> bool:
 def are_trained(tape: Tape, refs: Sequence[int]) -> Flags:
     """Which of these values, or of these given tensors, require gradients."""
     chosen = np.array(refs, np.int64)
-    found = np.zeros(len(refs), bool)
-    given = np.flatnonzero(chosen < 0)
+    given = chosen < 0
+    if not given.any():
+        return _recorded_trained(tape, chosen) if len(chosen) else given
+    found = np.empty(len(refs), bool)
     found[given] = [tape.found(ref)[0].rows.requires_grad for ref in chosen[given].tolist()]
-    at = np.flatnonzero(chosen >= 0)
-    if len(at):
-        calls = chosen[at] >> OUTPUT_BITS
-        found[at] = bits_at(reaches(tape, _types(tape, calls))[0], chosen[at])
-        if not found[at].all():
-            found[at] = bits_at(_outputs(tape)[calls], chosen[at])
+    found[~given] = are_trained(tape, chosen[~given].tolist())
     return found
+
+
+def _recorded_trained(tape: Tape, refs: Longs) -> Flags:
+    calls = refs >> OUTPUT_BITS
+    found = bits_at(reaches(tape, _types(tape, calls))[0], refs)
+    return found if found.all() else bits_at(_outputs(tape)[calls], refs)
 
 
 def _types(tape: Tape, calls: Longs) -> Ints:
@@ -178,13 +182,13 @@ def reach(tape: Tape, op: Op) -> Reach:
     """Which outputs of an operation require gradients."""
     if _is_silent(op):
         return 0, 0
-    trained = _flags(op) if op.owners else ()
-    known: dict[tuple[bool, ...], Reach] = op.__dict__.setdefault("reaches", {})
+    trained = tuple(_flags(op)) if op.is_cell else any(_flags(op))
+    known: dict[tuple[bool, ...] | bool, Reach] = op.__dict__.setdefault("reaches", {})
     found = known.get(trained)
     if found is None:
         every = sum(1 << at for at, kind in enumerate(op.outs[:LAST]) if _is_differentiable(kind.dtype))
         every |= (1 << LAST) if len(op.outs) > LAST else 0
-        found = known[trained] = (_tried(tape, op) if op.is_cell else None) or (every if any(trained) else 0, every)
+        found = known[trained] = (_tried(tape, op) if op.is_cell else None) or (every if any(_flags(op)) else 0, every)
     return found
 
 
@@ -201,16 +205,16 @@ def _is_silent(op: Op) -> bool:
     return op.setting.detached or op.name in WITHOUT
 
 
-def _flags(op: Op) -> tuple[bool, ...]:
+def _flags(op: Op) -> Iterator[bool]:
     """For all tensors that an operation reaches, whether each of them requires gradients now."""
     around = op.__dict__.get("around")
     if around is None:
         around = op.__dict__["around"] = Surroundings().add(*op.owners)
-    reached = (*map(fetch, around.tensors), *_parameters(around.modules))  # there may be new ones
-    return tuple([isinstance(each, Tensor) and each.requires_grad for each in reached])
+    reached = chain(map(fetch, around.tensors), parameters_of(around.modules))  # there may be new ones
+    return (isinstance(each, Tensor) and each.requires_grad for each in reached)
 
 
-def _parameters(modules: Sequence[nn.Module]) -> Iterator[Tensor | None]:
+def parameters_of(modules: Sequence[nn.Module]) -> Iterator[Tensor]:
     """What modules hold, and those in them, each once; torch's own way there takes ten times as long."""
     todo: list[nn.Module | None] = list(modules)
     seen: set[int] = set()
@@ -222,7 +226,7 @@ def _parameters(modules: Sequence[nn.Module]) -> Iterator[Tensor | None]:
         if isinstance(module, torch.jit.ScriptModule):
             yield from module.parameters()
         else:
-            yield from module._parameters.values()
+            yield from [each for each in module._parameters.values() if each is not None]
             todo += module._modules.values()
 
 

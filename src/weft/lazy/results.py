@@ -51,8 +51,10 @@ class Outcome:
 
 def wanted_references(outcomes: Sequence[Outcome]) -> References:
     """The references that the results hold, each once, in ascending order."""
-    refs = [leaf._ref for outcome in outcomes for leaf in outcome.leaves if leaf.__class__ is Value]
-    return np.unique(np.array(refs, np.int64))
+    refs = np.array([leaf._ref for outcome in outcomes for leaf in outcome.leaves if leaf.__class__ is Value], np.int64)
+    refs.sort()
+    repeats = refs[1:] == refs[:-1]
+    return refs[np.append(True, ~repeats)] if repeats.any() else refs
 
 
 class Gathered:

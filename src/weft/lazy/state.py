@@ -114,8 +114,13 @@ class World:
             self._guards = Guards.together(list(self._watched.values()))
         if not self._guards.hold() and not self._gives_the_same():
             return False
-        tensors = [fetch(place) for place, _ in self._places.values()]
-        if any(_look(tensor) != look for tensor, (_, look) in zip(tensors, self._places.values(), strict=True)):
+        try:
+            tensors: list[Any] = list(map(getitem, self._containers, self._names))
+            looks = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        except (KeyError, IndexError, ValueError, AttributeError):  # some are no tensors any more
+            tensors = [fetch(place) for place, _ in self._places.values()]
+            looks = list(map(_look, tensors))
+        if looks != [look for _, look in self._places.values()]:
             return False
         if not all(map(is_, tensors, self._tensors)):
             self._tensors = tensors

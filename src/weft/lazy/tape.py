@@ -185,6 +185,14 @@ class Tape(Hot):
         self.results[self.last_given] = self._numbered(rows) << ROW_BITS | row
         return Value(self, self.last_given, rows.kind)
 
+    def all_given(self, rows: Any) -> list[Value]:
+        """The same for every row."""
+        first, place, count = self.last_given - 1, self._numbered(rows) << ROW_BITS, len(rows.rows)
+        refs = range(first, first - count, -1)
+        self.last_given -= count
+        self.results.update(zip(refs, range(place, place + count), strict=True))
+        return [Value(self, ref, rows.kind) for ref in refs]
+
     def keep(self, refs: list[int], rows: Tensor, plain: bool) -> None:
         """What a flush gave for some references, all of one kind."""
         kind = kind_of(rows.shape[1:], rows.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ CPU = torch.device("cpu")
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Fresh memory."""
     return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
+def _laid_out(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=CPU)
+
+
+laid_out: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+laid_out = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _laid_out)
+"""Fresh memory of the host, by a way of torch that takes a third of the time."""
 
 
 _lock = threading.Lock()

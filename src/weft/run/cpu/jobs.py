@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 from weft.cc import build, compiler
+from weft.run import spare
 from weft.run.cpu.formulas import c_text
 from weft.run.cpu.walk import Walk
+from weft.run.gpu.launch import fresh_text
 from weft.run.recipe import NoRecipe, Writer
 
 WALK, COPY, ZERO, TAKE, SPREAD, COLLECT = range(6)
@@ -98,7 +100,7 @@ class JobWriter(Writer):
         super().say(*lines)
 
     def empty(self, sizes: Any, dtype: torch.dtype | None) -> str:
-        return self.made(f"torch.empty(({''.join(f'{size}, ' for size in sizes)}), dtype={dtype})")
+        return self.made(fresh_text(sizes, dtype, self.bind(spare.laid_out, "memory")))
 
     def made(self, memory: str) -> str:
         """A new variable: fresh memory."""

@@ -8,9 +8,11 @@ from typing import Any
 
 from weft.graph.tape import Name, Value
 from weft.plan.plan import NOT_A_SLICE
+from weft.run import spare
 from weft.run.cpu.jobs import ALL, COLLECT, NUMBERS, SPREAD, ZERO, JobWriter, width_of
 from weft.run.cpu.rowtypes import CONSTANT, NativeTypeText, address_of
 from weft.run.cpu.walk import Walk, dense
+from weft.run.gpu.launch import fresh_text
 from weft.run.recipe import NoRecipe, Writer
 from weft.run.recipeback import BackText, Taken, Way, back_of, first_within, is_whole, one_reader
 from weft.run.recipetypes import TypeText
@@ -54,11 +56,13 @@ class BackTypeText(NativeTypeText):
         return [f"{found}[0].data_ptr(), {CONSTANT}", f"{found}[1], {CONSTANT}", f"{found}[2], {CONSTANT}"]
 
     def scratch(self, walk: Walk, rows: str, edges: str) -> str:
-        spare = self.writer.bind(self.code.spare)
-        return self.writer.view(f"{spare}.take(({walk.room_text(rows, edges)},), {walk.dtype})")
+        w, room = self.writer, self.writer.view(walk.room_text(rows, edges))
+        swiftly = fresh_text([room], walk.dtype, w.bind(spare.laid_out, "memory"))
+        is_large = f"{room} * {walk.dtype.itemsize} >= {spare.LEAST}"
+        return w.view(f"{w.bind(self.code.spare)}.take(({room},), {walk.dtype}) if {is_large} else {swiftly}")
 
     def let_go(self, scratch: str) -> None:
-        self.writer.say(f"{self.writer.bind(self.code.spare)}.give_back([{scratch}], ())")
+        self.writer.say(f"{scratch}.nbytes < {spare.LEAST} or {self.writer.bind(self.code.spare)}.give_back([{scratch}], ())")
 
 
 class NativeBackText(BackText):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.graph.tape import Value
 from weft.plan.plan import Group
+from weft.run import spare
 from weft.run.cpu.fed import Fed, stretches
 from weft.run.cpu.jobs import TAKE, JobWriter
 from weft.run.cpu.recipetypes import ForwardTypeText
@@ -19,13 +20,13 @@ from weft.run.cpu.rowtypes import address_of
 from weft.run.cpu.walk import Walk
 from weft.run.cpu.walking import in_runs
 from weft.run.emit import Code
+from weft.run.gpu.launch import fresh_text
 from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
 from weft.run.recipe import NoRecipe
 from weft.run.recipeforward import ForwardText, only_fed
 from weft.run.recipetypes import TypeText
 from weft.run.rowview import row_width
-from weft.run.spare import LEAST
 from weft.run.wanted import Wanted
 
 
@@ -35,7 +36,8 @@ class NativeWriter(JobWriter):
     def empty(self, sizes: Any, dtype: torch.dtype | None) -> str:
         assert dtype is not None
         bytes, shape = " * ".join(map(str, [*sizes, dtype.itemsize])), f"({''.join(f'{size}, ' for size in sizes)})"
-        return self.made(f"fresh({shape}, {dtype}, device) if {bytes} >= {LEAST} else torch.empty({shape}, dtype={dtype})")
+        swiftly = fresh_text(sizes, dtype, self.bind(spare.laid_out, "memory"))
+        return self.made(f"fresh({shape}, {dtype}, device) if {bytes} >= {spare.LEAST} else {swiftly}")
 
 
 class NativeForwardText(ForwardText):

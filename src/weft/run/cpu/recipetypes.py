@@ -65,7 +65,7 @@ class ForwardTypeText(NativeTypeText):
         return self._given(value, walk)
 
     def scratch(self, walk: Walk, rows: str, edges: str) -> str:
-        return self.writer.view(f"fresh(({walk.room_text(rows, edges)},), {walk.dtype}, device)")
+        return self.writer.empty([self.writer.view(walk.room_text(rows, edges))], walk.dtype)
 
     def _given(self, value: Value, walk: Walk, turn: bool = False) -> list[str]:
         """The lines of a value that exists for all rows."""

@@ -62,14 +62,14 @@ def fresh_behind(fresh: Fresh, before: int, sizes: tuple[int, ...], dtype: torch
     return every, every.narrow(0, before, sizes[0])
 
 
-def fresh_text(sizes: Sequence[str | int], dtype: torch.dtype | None) -> str:
-    """The call of an allocator `fresh`."""
+def fresh_text(sizes: Sequence[str | int], dtype: torch.dtype | None, name: str = "fresh") -> str:
+    """The call of an allocator."""
     strides: list[str | int] = []
     apart: str | int = 1
     for size in reversed(sizes):
         strides.append(apart)
         apart = size * apart if isinstance(size, int) and isinstance(apart, int) else f"({size}) * {apart}"
-    return f"fresh({_tuple(sizes)}, {_tuple(strides[::-1])}, {dtype})"
+    return f"{name}({_tuple(sizes)}, {_tuple(strides[::-1])}, {dtype})"
 
 
 def _tuple(items: Sequence[str | int]) -> str:
