@@ -1,8 +1,10 @@
-"""A driver without a GPU: C that launches kernels is called back here, and Triton's interpreter runs them on the CPU."""
+"""A driver without a GPU: C that launches kernels is called back here, and Triton's interpreter runs them on the CPU; or they
+are noted, as by a capture, and run when that is launched."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +39,25 @@ class Driver:
     kernels: list[tuple[Kernel, list[torch.dtype | None], tuple[Any, ...]]] = field(default_factory=list)
     launches: int = 0
     products: int = 0
+    captures: int = 0
+    replays: int = 0
     errors: list[BaseException] = field(default_factory=list)
+    _noted: list[Callable[[], None]] | None = None
+
+    def captured(self, device: torch.device, work: Callable[[], Any]) -> tuple[Captured, Any]:
+        """What work launches, and what it gives."""
+        noted: list[Callable[[], None]] = []
+        self._noted, self.captures = noted, self.captures + 1
+        try:
+            return Captured(self, noted), work()
+        finally:
+            self._noted = None
+
+    def _now_or_later(self, what: Callable[[], None]) -> None:
+        if self._noted is None:
+            what()
+        else:
+            self._noted.append(what)
 
     def made(self, kernel: Kernel, kinds: Any, constants: tuple[Any, ...]) -> Any:
         self.kernels.append((kernel, list(kinds), constants))
@@ -51,7 +71,7 @@ class Driver:
             given = rest[7]
             arguments = [self._argument(given[at], kind) for at, kind in enumerate(kinds)]
             assert rest[2] == 128  # threads
-            kernel.function[(programs,)](*arguments, *constants)
+            self._now_or_later(lambda: kernel.function[(programs,)](*arguments, *constants))
         except BaseException as error:
             self.errors.append(error)
         return 0
@@ -70,20 +90,37 @@ class Driver:
             one = _matrix(a, apart_a, *((k, m) if first else (m, k)))
             other = _matrix(b, apart_b, *((n, k) if second else (k, n)))
             one, other = (one.T if first else one), (other.T if second else other)
-            product = (torch.from_numpy(one.copy()) @ torch.from_numpy(other.copy())).numpy()
-            out = _matrix(c, apart_c, m, n)
-            out[:] = product + out if _numbers(kept, 1, np.float32)[0] else product
+            out, adds = _matrix(c, apart_c, m, n), bool(_numbers(kept, 1, np.float32)[0])
+
+            def multiply() -> None:
+                product = (torch.from_numpy(one.copy()) @ torch.from_numpy(other.copy())).numpy()
+                out[:] = product + out if adds else product
+
+            self._now_or_later(multiply)
         except BaseException as error:
             self.errors.append(error)
         return 0
 
     def fill(self, where: int, value: int, count: int, stream: Any) -> int:
-        ctypes.memset(where, value, count)
+        self._now_or_later(lambda: (ctypes.memset(where, value, count), None)[1])
         return 0
 
     def copy(self, where: int, source: int, count: int, stream: Any) -> int:
-        ctypes.memmove(where, source, count)
+        self._now_or_later(lambda: (ctypes.memmove(where, source, count), None)[1])
         return 0
+
+
+@dataclass(eq=False)
+class Captured:
+    """Launches that were noted."""
+
+    driver: Driver
+    launches: list[Callable[[], None]]
+
+    def launch(self, stream: int) -> None:
+        self.driver.replays += 1
+        for one in self.launches:
+            one()
 
 
 def _matrix(address: int, apart: int, rows: int, columns: int) -> np.ndarray:
@@ -119,5 +156,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(lowered, "functions", lambda: (back, tuple(known))[1])
     monkeypatch.setattr(lowered, "blas_handle", lambda: 0)
     monkeypatch.setattr("weft.run.gpu.execution.can_lower", lambda device: True)
+    monkeypatch.setattr("weft.run.gpu.replay.can_capture", lambda device: True)
+    monkeypatch.setattr("weft.run.gpu.replay.captured", driver.captured)
     monkeypatch.setattr("weft.run.execution.has_own_memory", lambda device: True)
     return driver

@@ -24,7 +24,7 @@ import torch
 import weft
 import weft.nn
 from benchmarks import data
-from benchmarks.gpu import graphs, looks, others, timing, trees
+from benchmarks.gpu import graphs, looks, others, replays, timing, trees
 
 REPORTS = Path(__file__).parents[1] / "reports"
 CHECKED = 2e-3
@@ -129,7 +129,7 @@ def graph_cases(folder: str | None, counts: Sequence[int], d: int = 256) -> dict
     return found
 
 
-PARTS = ("trees", "sequences", "full", "graphs", "looks", "epoch")
+PARTS = ("trees", "sequences", "full", "graphs", "replays", "looks", "epoch")
 
 
 def part_cases(part: str, folder: str | None) -> dict[str, dict[str, float]]:
@@ -144,6 +144,8 @@ def part_cases(part: str, folder: str | None) -> dict[str, dict[str, float]]:
         return full_tree_cases([(512, 1), (512, 16), (512, 64), (1024, 1), (1024, 16), (1024, 64)])
     if part == "graphs":
         return graph_cases(folder, (1, 16, 64, 256))
+    if part == "replays":
+        return replays.cases(folder, (1, 16, 64))
     if part == "looks":
         return looks.cases((1, 32, 256, 1024))
     read, words = data.sst(data.folder(folder), "train")

@@ -12,12 +12,12 @@ from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.execution import Execution
 from weft.run.gpu.firststep import with_leaves
-from weft.run.gpu.launch import allocator, current_stream
+from weft.run.gpu.launch import Fresh, allocator, current_stream
 from weft.run.gpu.onecall.lowered import Lowered, Versions, can_lower
 from weft.run.gpu.onecall.note import Given
 from weft.run.gpu.recipeback import GpuBackText
 from weft.run.gpu.recipeforward import GpuForwardText
-from weft.run.gpu.replay import replayed
+from weft.run.gpu.replay import Replay, replayed, replayed_back
 from weft.run.recipe import MOST_RECIPES, Recipe, written
 from weft.run.recipeforward import Saved
 
@@ -33,18 +33,16 @@ class GpuExecution(Execution):
     """Which this call wrote."""
     whole: Lowered | None = None
     """What ran the forward pass as one call."""
+    replay: Replay | None = None
+    """What ran the forward pass and will run the backward pass."""
     kept: tuple[Tensor, ...] = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
-        device, self.recipe = self.call.device, self._suiting(known)
+        self.recipe = self._suiting(known)
         if self.recipe is not None:
-            everything = all(one.nodes is None for one in self.call.wanted)
-            if self.call.graph and everything and not self.training and device.type == "cuda":
-                found = replayed(self, self.recipe, tensors)
-                if found is not None:
-                    return found
-            outputs, self.kept = self._whole(self.recipe, tensors) or self._forward_by(self.recipe, tensors)
+            found = replayed(self, self.recipe, tensors) or self._whole(self.recipe, tensors)
+            outputs, self.kept = found or self._forward_by(self.recipe, tensors)
             return list(outputs)
         outputs = super().forward(tensors)
         if len(known) < MOST_RECIPES:
@@ -58,7 +56,7 @@ class GpuExecution(Execution):
             return super().pack()
         about: Saved = self.recipe.about
         self.saved, self.saved_arenas = about.names, about.arenas
-        if not about.seen and _autograd._top_saved_tensors_default_hooks(True) is None:
+        if self.replay is not None or (not about.seen and _autograd._top_saved_tensors_default_hooks(True) is None):
             return []
         kept, self.kept = list(self.kept), ()
         return kept
@@ -69,13 +67,26 @@ class GpuExecution(Execution):
         mine, keep = [*saved, *self.kept], _autograd._get_current_graph_task_keep_graph()
         if not keep:
             self.kept = ()
+        try:
+            return self._backward(tensors, mine, grads, keep, not saved)
+        finally:
+            if not keep:
+                self.replay = None
+
+    def _backward(
+        self, tensors: Sequence[Tensor], saved: list[Tensor], grads: Sequence[Tensor | None], keep: bool, owned: bool
+    ) -> list[Tensor | None]:
+        """`owned`: nobody else has what was saved."""
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
             if self.recipe is not None:
-                mine = with_leaves(self, self.recipe.about, tensors, mine)
-            return super().backward(tensors, mine, grads)
-        results: list[Tensor | None] | None = None if keep else self._whole(found, tensors, mine, grads, not saved)
-        return self._backward_by(found, tensors, mine, grads, keep) if results is None else results
+                saved = with_leaves(self, self.recipe.about, tensors, saved)
+            return super().backward(tensors, saved, grads)
+        results: list[Tensor | None] | None = None
+        if not keep:
+            results = replayed_back(self, found, tensors, saved, grads)
+            results = self._whole(found, tensors, saved, grads, owned) if results is None else results
+        return self._backward_by(found, tensors, saved, grads, keep) if results is None else results
 
     def _whole(
         self,
@@ -84,13 +95,14 @@ class GpuExecution(Execution):
         saved: Sequence[Tensor] | None = None,
         grads: Sequence[Tensor | None] = (),
         owned: bool = False,
+        fresh: Fresh | None = None,
     ) -> Any:
-        """By one call of C; None where the recipe does it. `owned`: nobody else has what was saved."""
+        """By one call of C; None where the recipe does it. `owned`: nobody else has what was saved. `fresh` makes memory."""
         device, before = self.call.device, None if saved is None else self.whole
         if not can_lower(device):
             return None
         versions = Versions.of(recipe, device, before)
-        rest = tensors, saved, grads, owned and before is not None, current_stream(device), allocator(device)
+        rest = tensors, saved, grads, owned and before is not None, current_stream(device), fresh or allocator(device)
         for fast in versions.kept:
             found = fast.run(fast.facts(self.indices), *rest)
             if found is not None:

@@ -211,9 +211,3 @@ def counter(device: torch.device, stream: int) -> Tensor:
     if found is None:
         found = _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
     return found
-
-
-def fresh_counter(device: torch.device, stream: int) -> Tensor:
-    """A count of its own for what is launched on a stream from now on."""
-    found = _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
-    return found
