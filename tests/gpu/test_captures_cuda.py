@@ -58,7 +58,7 @@ def test_training_steps_are_two_replays(name: str, launched: list[int]) -> None:
             for parameter in model.parameters():
                 parameter.mul_(0.9)
         assert_same(results(model, graph, x, graph=True), results(model, graph, x))
-    assert len(launched) == 6
+    assert len(launched) == (0 if name == "layer norm" else 6)  # which stays Python around torch's own kernels
 
 
 def trained(optimiser: Callable[..., torch.optim.Optimizer], **options: Any) -> dict[str, Tensor]:
