@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
+from torch import Tensor
 
 import weft
 import weft.nn
-from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, recipe_texts, results, watch_recipes
+from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, recipe_texts, results, tree, watch_recipes
 from weft.run.gpu import sweep, tiles
 from weft.run.gpu.execution import GpuExecution
 from weft.run.gpu.turn import to_be_turned, turned
@@ -189,3 +191,24 @@ def test_without_a_gpu_and_without_the_interpreter_the_way_out_is_told(monkeypat
         "backend 'triton' needs the package triton and tensors on a GPU; these are on 'cpu'. "
         "On a CPU its kernels run only under Triton's interpreter (TRITON_INTERPRET=1)"
     )
+
+
+def test_memory_lives_until_its_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else memory that is asked for in between is the same: the count of the first sweep, for one."""
+    made, alive = list[ref[Tensor]](), list[bool]()
+    scratch = sweep._scratch
+
+    def noted(run: Any, value: Any) -> Tensor:
+        found = scratch(run, value)
+        made.append(ref(found))
+        return found
+
+    def start(self: Any, turns: Any, *rest: Any) -> None:
+        alive.extend(one() is not None for one in made)
+
+    monkeypatch.setattr(sweep, "_scratch", noted)
+    monkeypatch.setattr(sweep, "interpreted", lambda: False)
+    monkeypatch.setattr(sweep.Walk, "start", start)
+    with torch.no_grad():
+        weft.nn.TreeGRU(3, 4)(tree(3), torch.randn(5, 3), backend="triton")
+    assert made and alive == [True] * len(made)

@@ -71,8 +71,9 @@ class Walk:
             arguments += [source.find(run) for source in binding.parameters.values()]
             arguments += [_scratch(run, value) for value, _ in scratch]
         self.kinds = [None if type(argument) is int else argument.dtype for argument in arguments]
+        tensors = arguments  # they must not go before the kernel is launched: memory for a new count is asked for then
         if not interpreted():
-            arguments = [argument if type(argument) is int else argument.data_ptr() for argument in arguments]
+            arguments = [argument if type(argument) is int else argument.data_ptr() for argument in tensors]
         pairs = zip(arguments, self.kinds, strict=True)
         low = 0 if interpreted() else reduce(or_, [at for at, kind in pairs if kind is not None])
         turns = stretches(indices.plan, number, self.backward, self.limits(indices.device))
