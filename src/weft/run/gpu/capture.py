@@ -38,8 +38,8 @@ class Graph:
 
     def __init__(self, template: ctypes.c_void_p) -> None:
         self._handle = ctypes.c_void_p()
+        self._launch, self._destroy = (function(DRIVER, name) for name in ("cuGraphLaunch", "cuGraphExecDestroy"))
         _ask("cuGraphInstantiateWithFlags", ctypes.byref(self._handle), template, ctypes.c_ulonglong(0))
-        self._launch = function(DRIVER, "cuGraphLaunch")
 
     def launch(self, stream: int) -> None:
         """Launch all of them."""
@@ -48,9 +48,8 @@ class Graph:
             raise RuntimeError(f"CUDA refused to launch a graph ({code})")
 
     def __del__(self) -> None:
-        destroy: Any = function(DRIVER, "cuGraphExecDestroy")
-        if self._handle and destroy is not None:
-            destroy(self._handle)
+        if self._handle:
+            self._destroy(self._handle)
 
 
 _beside: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
