@@ -72,14 +72,14 @@ def has_first_step(model: Any) -> list[bool]:
 
 
 class OneChild(weft.VertexFunction):
-    """A chain of a product and a sum, of which backward reads no state."""
+    """A chain of a product, a sum and a tanh."""
 
     def __init__(self) -> None:
         super().__init__(state={"h": D})
         self.next = nn.Linear(D, D)
 
     def forward(self, v: Any) -> None:
-        h = v.pull() if v.type == 0 else self.next(v.gather(0)["h"]) + v.pull()
+        h = v.pull() if v.type == 0 else torch.tanh(self.next(v.gather(0)["h"]) + v.pull())
         v.scatter(h=h)
         if v.type:
             v.push(h)
@@ -139,6 +139,18 @@ def test_other_plans_have_their_leaves_in_the_arena(driver: Driver, monkeypatch:
     for other in (weft.nn.TreeFC(D), weft.nn.GatedTree(D)):
         check(other, [full_trees(4, 4)] * 3, monkeypatch, learns=isinstance(other, weft.nn.TreeFC))
         assert has_first_step(other) and not any(has_first_step(other))
+
+
+def test_states_are_kept_in_the_result_and_autograd_watches_over_them(driver: Driver) -> None:
+    torch.manual_seed(0)
+    model, graph = weft.nn.TreeFC(D), full_trees(4, 4)
+    x = torch.randn(graph.num_vertices, D)
+    for _ in range(2):
+        found(model, graph, x)
+    out = model(graph, x, backend="triton")
+    out.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_inference(driver: Driver) -> None:

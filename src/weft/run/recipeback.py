@@ -30,8 +30,6 @@ class Room:
 
     rows: str
     count: str
-    alone: str | None = None
-    """The same memory in the order of the rows that it is given back to, with room for those that nobody gives back to."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from weft.run.recipetypes import TypeText
 from weft.run.views import is_free
 from weft.run.wanted import Wanted
 
+if TYPE_CHECKING:
+    from weft.run.gpu.firststep import FirstStep
+
 
 @dataclass(frozen=True, eq=False)
 class Saved:
@@ -27,7 +30,7 @@ class Saved:
     arenas: list[tuple[int, Name]]
     seen: bool
     """Whether the caller sees some of that memory, and might write to it: then autograd must watch over it."""
-    first_steps: dict[int, Any]
+    first_steps: dict[int, FirstStep]
     """By group what is known of its first step, where that was not like the others."""
 
 
@@ -43,9 +46,7 @@ class ForwardText:
         self.execution, self.plan = execution, execution.plan
         self.writer = self.writer_class(execution.indices)
         self.arenas: dict[tuple[int, Name], str] = {}
-        self.kept: dict[tuple[int, Name], str] = {}
-        """The rows that backward needs of an arena, where these are not all."""
-        self.first_steps: dict[int, Any] = {}
+        self.first_steps: dict[int, FirstStep] = {}
         self.seen = False
         inputs = execution.input_numbers()
         self.types = {t: self.type_text(self.writer, run, self.arenas, inputs) for t, run in execution.runs.items()}
@@ -60,7 +61,7 @@ class ForwardText:
             for t in group.types:
                 self._whole(self.types[t], "after")
         outputs = [self._rows(wanted) for wanted in self.execution.call.wanted]
-        names, saved = self._saved()
+        names, saved = self._saved(outputs)
         text = f"[{', '.join(outputs)}], ({', '.join(saved)}{',' * (len(saved) == 1)})"
         return self.writer.recipe(self.parameters, text, Saved(names, list(self.arenas), self.seen, self.first_steps))
 
@@ -155,7 +156,11 @@ class ForwardText:
         owned = is_free(value) or value.name in text.code.input_name
         return self.writer.let(f"{rows}.clone()") if owned else rows
 
-    def _saved(self) -> tuple[list[tuple[int, str]], list[str]]:
+    def in_result(self, number: int, value: str | None, outputs: list[str]) -> str | None:
+        """The result that has all rows that backward needs: of a type's value, or of the arena of a class."""
+        return None
+
+    def _saved(self, outputs: list[str]) -> tuple[list[tuple[int, str]], list[str]]:
         """What backward needs, by type and name; and the variables, arenas at the end."""
         names: list[tuple[int, str]] = []
         saved: list[str] = []
@@ -164,8 +169,8 @@ class ForwardText:
                 for value in text.code.saved:
                     if text.has(value):
                         names.append((t, value.name))
-                        saved.append(text.whole(value))
-            saved += [self.kept.get(one, arena) for one, arena in self.arenas.items()]
+                        saved.append(self.in_result(t, value.name, outputs) or text.whole(value))
+            saved += [self.in_result(number, None, outputs) or arena for (number, _), arena in self.arenas.items()]
         return names, saved
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.execution import Execution
-from weft.run.gpu.firststep import with_leaves
+from weft.run.gpu.firststep import as_kept_otherwise
 from weft.run.gpu.launch import Fresh, allocator, current_stream
 from weft.run.gpu.onecall.lowered import Lowered, Versions, can_lower
 from weft.run.gpu.onecall.note import Given
@@ -80,7 +80,7 @@ class GpuExecution(Execution):
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
             if self.recipe is not None:
-                saved = with_leaves(self, self.recipe.about, tensors, saved)
+                saved = as_kept_otherwise(self, self.recipe.about, tensors, saved)
             return super().backward(tensors, saved, grads)
         results: list[Tensor | None] | None = None
         if not keep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,9 @@ from weft.plan.plan import Group
 from weft.run.emit import Code
 from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
 from weft.run.gpu.bind import Source
-from weft.run.gpu.firststep import FirstStep, say_sums
-from weft.run.gpu.launch import fresh_behind, fresh_text
-from weft.run.gpu.launchtext import Apart, say_launches
+from weft.run.gpu.firstback import FirstBack
+from weft.run.gpu.launch import fresh_text
+from weft.run.gpu.launchtext import Apart, Argument, say_launches
 from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.recipe import NoRecipe
 from weft.run.recipeback import BackText, Room, Taken, Way, back_of, one_reader
@@ -44,44 +45,52 @@ class GpuBackText(BackText):
         fits = asked_few_rows(self.writer, first)
         if not fits or number not in self.backward.swept:
             raise NoRecipe("steps that run one by one")
+        special = self.first_steps.get(number)
+        if special is not None:
+            FirstBack(self, number, special).say()
+            return
         walk, sweep = self.backward.swept[number]
-        members, special = [self.types[t] for t in types], self.first_steps.get(number)
+        members = [self.types[t] for t in types]
         for text in members:
-            self._make_room(text, special)
-        parts: Parts = {}
+            self._make_room(text)
+        parts = self.parts(number, group, members)
+        for text in members:
+            self._make_places(text, sweep)
+        say_launches(self.writer, number, walk, members, self.argument(parts), self.apart(number, first, parts))
+
+    def parts(self, number: int, group: Group, members: Sequence[TypeText]) -> Parts:
+        """Where the gradients of a group's recurrent outputs come from."""
+        found: Parts = {}
+        sweep = self.backward.swept[number][1]
         for text in members:
             for value in self.backward.cut[text.type][1]["back"].takes:
                 name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
                 if name is not None:
                     outside = self._in_one_place(self.outside(number, text, name))
-                    parts[text.type, value.name] = outside, self._inside(number, group, text, name)
-        for text in members:
-            self._make_places(text, sweep, parts)
+                    found[text.type, value.name] = outside, self._inside(number, group, text, name)
+        return found
 
-        def argument(text: TypeText, source: Source) -> str:
+    def argument(self, parts: Parts) -> Argument:
+        """What finds the arguments of a sweep."""
+
+        def found(text: TypeText, source: Source) -> str:
             gradient = parts.get((text.type, source.key))
             if gradient is None or source.what not in GRADIENTS:
                 return text.argument(source)
             return self._gradient(text, gradient, source)
 
-        apart = self._apart(number, first, parts)
-        say_launches(self.writer, number, walk, members, argument, apart, int(special is not None))
-        if special is not None:
-            self.writer.say(f"lo, hi = 0, {special.rows(self.types[special.source])}")
-            short = first.code.back_without_return(self.backward.present[first.type])
-            for line in self._step(first, short, parts):
-                self.writer.say(line)
+        return found
 
-    def _apart(self, number: int, text: TypeText, parts: Parts) -> Apart | None:
+    def apart(self, number: int, text: TypeText, parts: Parts) -> Apart | None:
         """How wide steps run."""
         cut, codes = self.backward.cut[text.type]
         ways = [way for _, each in parts.values() for way in each]
         if not all(self.writer.ask(("one reader", way.key), partial(one_reader, way.key)) for way in ways):
             return None
         least = rows_apart(self.writer, text, number, cut.pieces["back"])
-        return None if least is None else Apart(least, self._step(text, codes["back"], parts))
+        return None if least is None else Apart(least, self.step(text, codes["back"], parts))
 
-    def _step(self, text: TypeText, code: Code, parts: Parts) -> list[str]:
+    def step(self, text: TypeText, code: Code, parts: Parts) -> list[str]:
         """One step by itself: what comes back is collected, then the piece runs."""
         lines, known = list[str](), dict[str, str]()
         for value in code.takes:
@@ -134,8 +143,8 @@ class GpuBackText(BackText):
         what = source.what.removeprefix("back_")
         return self.writer.fact((f"back {what}", way.key), lambda indices: getattr(back_of(indices, way.key), what))
 
-    def _make_room(self, text: TypeText, first: FirstStep | None) -> None:
-        """Memory for the gradient rows that a type gives back; a first step gives back none."""
+    def _make_room(self, text: TypeText) -> None:
+        """Memory for the gradient rows that a type gives back."""
         rooms: dict[str, Room] = {}
         for name, value in self.backward.cut[text.type][0].gradients.items():
             if name not in text.code.role.recurrent_in:
@@ -147,23 +156,13 @@ class GpuBackText(BackText):
                 width = text.ports[port].width
                 count = f"{text.n} * {width}" if kind == "slots" else text.n if kind == "sum" else text.e
                 tail = [size for size in (value.shape or ())[2 if kind == "slots" else 1 :] if isinstance(size, int)]
-                if first is None:
-                    rooms[value.name] = Room(self.writer.empty([count, *tail], value.dtype), count)
-                else:
-                    rooms[value.name] = self._room_behind(text, first, count, tail, value)
-                rows = rooms[value.name].rows
+                rows = self.writer.empty([count, *tail], value.dtype)
+                rooms[value.name] = Room(rows, count)
                 shape = ", ".join(map(str, (text.n, width, *tail)))
                 text.store[value.name] = self.writer.let(f"{rows}.view({shape})") if kind == "slots" else rows
             self.returned[text.type, port, name] = rooms[value.name]
 
-    def _room_behind(self, text: TypeText, first: FirstStep, count: str, tail: list[int], value: Value) -> Room:
-        """Rows are given back to states in order, to the first of them by the first row that is not given back to a leaf."""
-        every, alone, bound = self.writer.fresh(), self.writer.fresh(), self.writer.bind(fresh_behind)
-        sizes, leaves = ", ".join(map(str, [text.n, *tail])), self.types[first.source].n
-        self.writer.say(f"({every}, {alone}) = {bound}(fresh, {leaves}, ({sizes},), {value.dtype})")
-        return Room(self.writer.let(f"{every}.narrow(0, 0, {count})"), count, alone)
-
-    def _make_places(self, text: TypeText, sweep: Any, parts: Parts) -> None:
+    def _make_places(self, text: TypeText, sweep: Any) -> None:
         cut, codes = self.backward.cut[text.type]
         for value in codes["back"].takes:
             name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
@@ -171,29 +170,12 @@ class GpuBackText(BackText):
                 self.collected_at[text.type, value.name] = text.store[value.name] = text.empty(value)
         for value in codes["back"].stores:
             if value.name not in text.store:
-                place = self._over_what_was_read(text, value) or self._over_what_came_back(text, value, parts)
-                text.store[value.name] = place or text.empty(value)
-
-    def _over_what_came_back(self, text: TypeText, value: Value, parts: Parts) -> str | None:
-        """The memory of what others give back to the rows in whose order it lies."""
-        cut, codes = self.backward.cut[text.type]
-        over = cut.over_collected.get(value.name)
-        if over is None or not over.readers <= codes["back"].fused:
-            return None
-        _, ways = parts[text.type, over.kept]
-        if len(ways) != 1 or ways[0].room.alone is None:
-            return None
-        self.collected_at[text.type, over.kept] = ways[0].room.alone
-        return ways[0].room.alone
+                text.store[value.name] = self._over_what_was_read(text, value) or text.empty(value)
 
     def run_whole(self, text: TypeText, code: Code) -> None:
-        """Sums after a first step of its own take its rows' children from elsewhere."""
-        first = next((one for one in self.first_steps.values() if one.reader == text.type), None)
-        if first is None or code is not self.backward.cut[text.type][1].get("sums"):
+        """What was summed up on the way is there already."""
+        if not all(value.name in text.store for value in code.returns):
             super().run_whole(text, code)
-            return
-        states = {name[-1]: rows for name, rows in self.arenas.items() if name[0] == first.read.value_class}
-        say_sums(first, text, self.types[first.source], self.backward.cut[text.type][0], states)
 
     def _over_what_was_read(self, text: TypeText, value: Value) -> str | None:
         """The memory of something that forward kept and the step reads before it writes; unless the graph is kept."""

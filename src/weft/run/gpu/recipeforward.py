@@ -42,8 +42,16 @@ class GpuForwardText(ForwardText):
         every, alone = self.writer.fresh(), self.writer.fresh()
         bound = self.writer.bind(fresh_behind)
         self.writer.say(f"({every}, {alone}) = {bound}(fresh, {self.types[first.source].n}, {sizes}, {arena.dtype})")
-        self.kept[number, key] = reader.parts[output, key] = alone
+        reader.parts[output, key] = alone
         return every
+
+    def in_result(self, number: int, value: str | None, outputs: list[str]) -> str | None:
+        """States that the caller receives are not kept again; autograd watches over them."""
+        for first in self.first_steps.values():
+            if (first.reader, first.state) == (number, value) or (first.read.value_class, None) == (number, value):
+                self.seen = True
+                return outputs[first.result]
+        return None
 
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
         """A piece that only hands on what is fed takes it straight to its place, or leaves it to a first step."""
@@ -78,7 +86,7 @@ class GpuForwardText(ForwardText):
         source, states = self.types[first.source], text.code.role.recurrent_in
         read = [value for value in code.takes if text.code.input_name.get(value.name) in states]
         rows = first.rows(source)
-        known = {value.name: first.children(text, source, value, "0", rows) for value in read}
+        known = {value.name: first.leaves(source, value, "0", rows) for value in read}
         self.writer.say(f"lo, hi = 0, {rows}")
         self.writer.say(step_call(self.writer, text, code, known))
 
