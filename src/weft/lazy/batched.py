@@ -28,6 +28,7 @@ from weft.lazy.given import known_leaves
 from weft.lazy.gradients import are_trained, parameters_of
 from weft.lazy.kinds import Kind
 from weft.lazy.leftover import everything
+from weft.lazy.little import is_little, note, own_examples
 from weft.lazy.nests import Structure
 from weft.lazy.patches import UndoRecording
 from weft.lazy.pools import Part, found_rows, taken
@@ -35,7 +36,7 @@ from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_refere
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
 from weft.lazy.views import Views
-from weft.run.calls import Group
+from weft.run.calls import Group, is_observed
 from weft.run.options import Options
 
 GRANULARITIES = ("auto", "operator", "cell", "function")
@@ -83,6 +84,8 @@ class Batched:
             return self._one_by_one(count, items, kwargs, key)
         if active.tape is not None and not active.tape.paused:
             return self._nested(active.tape, count, items, kwargs, key)
+        if count and self._is_little():
+            return self._one_by_one(count, items, kwargs, key, own_examples)
         device = device_of(self.fn, items, count)
         if not count:
             return empty(self.state, key, device)
@@ -127,18 +130,34 @@ class Batched:
         remember(self.state, key, outcomes[0].structure, stacked)
         return known_leaves(tape, stacked)
 
-    def _one_by_one(self, count: int, items: Sequence[Argument], kwargs: dict[str, Any], key: Hashable) -> Any:
-        """Inside a transform, where nothing can be recorded."""
-        device, results = device_of(self.fn, items, count), []
-        for example in range(count):
-            try:
-                results.append(self.fn(*[item(example) for item in items], **kwargs))
-            except Exception as error:
-                name_example(error, example)
-                raise
+    def _is_little(self) -> bool:
+        is_plain = self.cache in (None, False) and self.granularity == "auto" and self.options == Options()
+        return is_plain and not is_observed() and is_little(self.state)
+
+    def _one_by_one(
+        self,
+        count: int,
+        items: Sequence[Argument],
+        kwargs: dict[str, Any],
+        key: Hashable,
+        taken: Callable[[list[Any]], Sequence[Any]] = list,
+    ) -> Any:
+        """Inside a transform, where nothing can be recorded, and where it does not pay."""
+        fn, results = self.fn, list[Any]()
+        columns = [taken([item(example) for example in range(count)]) for item in items]
+        try:
+            for given in zip(*columns, strict=True):
+                results.append(fn(*given, **kwargs))
+        except Exception as error:
+            name_example(error, len(results))
+            raise
         if not count:
-            return empty(self.state, key, device)
-        return joined([Outcome.of(result) for result in results], torch.stack, device) if self.stack else results
+            return empty(self.state, key, device_of(self.fn, items, count))
+        if not self.stack:
+            return results
+        if {result.__class__ for result in results} == {Tensor} and len({(each.shape, each.dtype) for each in results}) == 1:
+            return torch.stack(results)
+        return joined([Outcome.of(result) for result in results], torch.stack, device_of(self.fn, items, count))
 
 
 Batched.__call__ = torch.compiler.disable(Batched.__call__)  # type: ignore[method-assign]  # to torch.compile a graph break
@@ -187,6 +206,7 @@ class Recorder:
             if run_alone(tape, wanted[~known], self.batched.options):
                 known = _known(tape, wanted)
             groups = self._last_flush(tape, wanted[~known])
+            note(tape, self.count, fibers.flushes)
             return outcomes, Gathered(wanted, _with_earlier(tape, wanted, groups, known))
         finally:
             close(tape)

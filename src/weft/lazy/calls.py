@@ -23,7 +23,7 @@ from weft.lazy.shaped import BY_ALL, shaped
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, Value
-from weft.lazy.varying import ROOTS, with_fed_numbers
+from weft.lazy.varying import FEW, ROOTS, with_fed_numbers
 
 FEED, CAPTURED, BY_IDENTITY = "feed", "captured", "by identity"
 ATOMS = frozenset(
@@ -60,12 +60,18 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     found = short(tape, head, given, frame)
     if found is not MISS:
         return found
+    before = len(tape.fed)
     key, refs, feeds, place = looked_up(tape, [func], args, kwargs, frame)
+    if tape.has_shaped and is_of_many_sizes(tape, func, refs, feeds, place):
+        del tape.fed[before:]
+        return _with_tensors(func, args, kwargs)
     entry = tape.calls.get((*key, *place))
     if entry is None:
         try:
             entry = new_entry(tape, func, args, kwargs, key, place, tape.site(frame), _name(func))
         except NeedsValue:
+            del tape.fed[before:]
+            tape.has_shaped = True
             return _with_tensors(func, args, kwargs)
         _, refs, feeds, _ = looked_up(tape, [func], args, kwargs, frame)  # what is pending may have run to find it
     remember(tape, head, given, frame, entry)
@@ -85,6 +91,20 @@ def looked_up(
     if kwargs:
         walk_keywords(tape, kwargs, key, refs, feeds)
     return key, refs, feeds, (id(frame.f_code), frame.f_lasti) if tape.sites else (0, 0)
+
+
+def is_of_many_sizes(tape: Tape, head: Any, refs: list[int], feeds: list[Any], place: tuple[int, int]) -> bool:
+    """Whether such calls have been fed data of many sizes, and nothing has to be awaited to compute this one now.
+
+    What a mask or `nonzero` gives has another size in every example: recorded, each would be a kind of call by itself.
+    """
+    sizes = tuple([row.shape for row in feeds if isinstance(row, Tensor)])
+    if not sizes:
+        return False
+    seen = tape.world.sizes.setdefault((head, *place), set())
+    if len(seen) <= FEW:
+        seen.add(sizes)
+    return len(seen) > FEW and all(ref in tape.results for ref in refs)
 
 
 def finish(tape: Tape, entry: Entry, refs: list[int], feeds: list[Any]) -> Any:
@@ -322,24 +342,26 @@ def _with_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     leaves: list[Value] = []
     _values((args, kwargs), leaves)
     tape = leaves[0]._tape if leaves else None
-    given, keywords = realised((args, kwargs))
     if tape is None or tape.is_over():
+        given, keywords = realised((args, kwargs))
         return func(*given, **keywords)
-    with tape.pause():
+    reads = func is Tensor.__getitem__ and isinstance(args[1], Tensor)
+    given, keywords = realised((args, kwargs), tape.part if reads else tape.copy)
+    with tape.pause(), torch._C.DisableTorchFunction():
         return func(*given, **keywords)
 
 
-def realised(nest: Any) -> Any:
+def realised(nest: Any, tensor: Callable[[Value], Tensor] = lambda value: value._tape.tensor(value)) -> Any:
     """Tensors in the place of values."""
     cls = nest.__class__
     if isinstance(nest, Value):
-        return nest._tape.tensor(nest)
+        return tensor(nest)
     if cls is tuple or cls is list:
-        return cls(realised(part) for part in nest)
+        return cls(realised(part, tensor) for part in nest)
     if cls is dict:
-        return {key: realised(part) for key, part in nest.items()}
+        return {key: realised(part, tensor) for key, part in nest.items()}
     if cls is slice:
-        return slice(realised(nest.start), realised(nest.stop), realised(nest.step))
+        return slice(*(realised(part, tensor) for part in (nest.start, nest.stop, nest.step)))
     return nest
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from weft.errors import TraceError
 from weft.graph.hooks import has_backward_hooks, hooked
-from weft.lazy.calls import BY_IDENTITY, finish, looked_up, new_entry
+from weft.lazy.calls import BY_IDENTITY, finish, is_of_many_sizes, looked_up, new_entry, realised
 from weft.lazy.constants import Constant
 from weft.lazy.identity import Frozen, closed_over, frozen, identity
 from weft.lazy.ops import RENORMALISES
@@ -121,7 +121,13 @@ def record_owned(
         if found is not MISS:
             return found
     called = [BY_IDENTITY, id(func) if head is func else head, module is not None and module.training]
+    before = len(tape.fed)
     key, refs, feeds, place = looked_up(tape, called, args, kwargs, frame)
+    if tape.has_shaped and module is not None and is_of_many_sizes(tape, id(module), refs, feeds, place):
+        del tape.fed[before:]
+        given, keywords = realised((args, kwargs), tape.copy)
+        with tape.pause():
+            return _call(module, *given, **keywords)
     entry = tape.calls.get((*key, *place))
     if entry is None:
         if module is not None:

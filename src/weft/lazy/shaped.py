@@ -28,6 +28,7 @@ def shaped(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return MISS
     if len(args) == 2 and args[1]._kind.dtype is not torch.bool:
         return MISS
+    tape.has_shaped = True
     found = [tape.result(value) for value in args]
     with torch._C.DisableTorchFunction():
         parts = _of_all(func, [rows for rows, _ in found]) if len({row for _, row in found}) == 1 else None

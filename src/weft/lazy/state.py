@@ -61,6 +61,8 @@ class World:
         """Signatures of operations that need the values of their arguments."""
         self.numbers: dict[Any, set[Any]] = {}
         """Numbers that operations at one place were called with, as long as they are few."""
+        self.sizes: dict[Any, set[Any]] = {}
+        """Sizes of the data that calls at one place were fed, as long as they are few."""
         self.relied: dict[Op, list[tuple[int, Any]]] = {}
         """Where each operation takes the model's tensors from."""
         self._watched: dict[Op, Guards] = {}

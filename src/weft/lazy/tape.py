@@ -124,6 +124,8 @@ class Tape(Hot):
         self.others: dict[Any, bool] = {}
         """Modules of the user's own that are no cells: their code runs, and what it does is recorded."""
         self.trained = Trained()
+        self.has_shaped = False
+        """Something was computed whose shape depends on numbers."""
         self.is_kept = False
         """Under `cache=`: numbers drawn now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()
@@ -281,6 +283,23 @@ class Tape(Hot):
         if self.ended is None:
             self.changes.shown.append((self.settled(value)._ref, group, row))
         return found
+
+    def part(self, value: Value) -> Tensor:
+        """The tensor of a value, to be read now, and by nobody else."""
+        if value.__class__ is not Value:
+            value = value._plain()
+            if isinstance(value, Tensor):
+                return value
+        group, row = self.result(value)
+        with torch._C.DisableTorchFunction():
+            found = group.part(row)
+            return found.detach() if found.requires_grad and not self.requires_grad(value) else found
+
+    def copy(self, value: Value) -> Tensor:
+        """The same, for code that may write into it or give it on."""
+        found = self.part(value)
+        with torch._C.DisableTorchFunction():
+            return found.clone()
 
     def numbers(self, value: Value) -> Any:
         if value.__class__ is not Value:

@@ -1,0 +1,75 @@
+"""Functions in which there is too little to batch run example by example, as they are written.
+
+What a mask or `nonzero` gives has another size in every example, so what is done with it is done example by example. What else
+there is must make up for recording it, and for the wait at every mask: a handful of small operations does not. How much there
+is was seen when the function was recorded last:
+
+    recorded calls for each example and wait     few          many
+    small tensors and layers                     as written   batched
+    large ones                                   batched      batched
+
+Every now and then it is recorded again, since the next examples may be larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.graph.recording import OUTPUT_BITS
+from weft.lazy.ops import Op
+from weft.lazy.state import State
+from weft.lazy.tape import Tape
+
+FEW_CALLS = {True: 8, False: 16}
+"""With gradients, and without: so many calls take the loop less time. There and back it takes three times as long for each."""
+
+LARGE = 1 << 14
+"""Numbers in a tensor, or in the parameters of a layer, with which a batch pays whatever the number of calls is."""
+
+AGAIN = 64
+"""After so many calls it is looked at again."""
+
+
+def note(tape: Tape, examples: int, flushes: int) -> None:
+    """Remember of a recording that is over whether there was too little in it."""
+    little: dict[bool, int] = tape.state.kept.setdefault("little", {})
+    calls = tape.next >> OUTPUT_BITS
+    is_little = tape.has_shaped and calls <= FEW_CALLS[tape.ambient_grad] * examples * max(flushes, 1)
+    little[tape.ambient_grad] = AGAIN if is_little and all(map(_is_small, tape.state.fines)) else 0
+
+
+def is_little(state: State) -> bool:
+    """Whether the function is better not recorded."""
+    little: dict[bool, int] = state.kept.get("little", {})
+    grad = torch.is_grad_enabled()
+    left = little.get(grad, 0)
+    if left:
+        little[grad] = left - 1
+    return left > 0
+
+
+def _is_small(op: Op) -> bool:
+    """Whether it is little work. What draws numbers never is, since it must always draw them the same way."""
+    held = [owner for owner in op.owners if isinstance(owner, nn.Module)]
+    numbers = sum(parameter.numel() for module in held for parameter in module.parameters())
+    return not op.random and numbers < LARGE and all(kind.count < LARGE for kind in (*op.args, *op.outs))
+
+
+def own_examples(items: list[Any]) -> Sequence[Any]:
+    """The examples with tensors that may be written into."""
+    if {item.__class__ for item in items} == {Tensor} and not any(item.requires_grad for item in items):
+        if len({(item.shape, item.dtype, item.device) for item in items}) == 1:
+            return torch.stack(items).unbind(0)  # one copy takes less time than many
+    return [_own(item) for item in items]
+
+
+def _own(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return item.clone()
+    if item.__class__ is tuple or item.__class__ is list:
+        return item.__class__([_own(part) for part in item])
+    return {key: _own(part) for key, part in item.items()} if item.__class__ is dict else item
