@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.lazy import shaped
+from weft.lazy.varying import FEW
 
 LINEAR = nn.Linear(5, 5).double()
 X = torch.linspace(-2, 2, 35, dtype=torch.float64).reshape(7, 5).sin()
@@ -89,3 +90,20 @@ def test_what_was_detached_stays_so() -> None:
 
     detached, trained = weft.batched(fn)(X)
     assert (detached.requires_grad, trained.requires_grad) == (False, True)
+
+
+def test_no_size_that_a_mask_gives_is_a_kind_of_call_by_itself() -> None:
+    wide, rows = nn.Linear(12, 12).double(), torch.linspace(-3, 3, 12, dtype=torch.float64)
+
+    def fn(shift: int) -> Tensor:
+        v = torch.tanh(wide(rows * 1.0)) + rows + shift * 0.5 - 3
+        for _ in range(8):
+            v = torch.sin(v) + v
+        chosen = v[torch.nonzero(v > 0).squeeze(1)]
+        return wide(torch.outer(chosen, rows)).sum()
+
+    net = weft.batched(fn)
+    for _ in range(2):
+        assert torch.allclose(net(list(range(12))), torch.stack([fn(shift) for shift in range(12)]))
+    for name in ("getitem", "Linear"):
+        assert len([op for op in net.state.fines if op.name == name and op.feeds]) <= FEW

@@ -343,12 +343,16 @@ def _with_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     _values((args, kwargs), leaves)
     tape = leaves[0]._tape if leaves else None
     if tape is None or tape.is_over():
-        given, keywords = realised((args, kwargs))
-        return func(*given, **keywords)
+        return _called(func, *realised((args, kwargs)))
     reads = func is Tensor.__getitem__ and isinstance(args[1], Tensor)
     given, keywords = realised((args, kwargs), tape.part if reads else tape.copy)
     with tape.pause(), torch._C.DisableTorchFunction():
         return func(*given, **keywords)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # what is done with tensors here is not the compiled code's own
+def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 def realised(nest: Any, tensor: Callable[[Value], Tensor] = lambda value: value._tape.tensor(value)) -> Any:

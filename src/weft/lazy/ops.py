@@ -272,7 +272,7 @@ class Op:
             )
 
     def _explore_as(self, like: Op) -> bool:
-        """Find out what comes out of other sizes on zeros, in a hundredth of the time, where nothing but that can differ."""
+        """Find out what comes out of other sizes on zeros, in far less time, where nothing but that can differ."""
         given = (*self.args, *self.feeds)
         if like.random or not 0 < sum(kind.count for kind in given) < FEW_NUMBERS:
             return False
