@@ -153,6 +153,17 @@ def test_states_are_kept_in_the_result_and_autograd_watches_over_them(driver: Dr
         out.sum().backward()
 
 
+def test_recipes_under_autocast(driver: Driver) -> None:
+    """What is pushed is in bfloat16, and so is its gradient, which is not the state's. (The interpreter has no bfloat16:
+    numbers are compared in `tests/gpu`.)"""
+    for graph in (full_trees(4, 4), trees(4, 3)):
+        model, x = weft.nn.TreeFC(D), torch.randn(graph.num_vertices, D)
+        for _ in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert found(model, graph, x)["out"].dtype is torch.bfloat16
+        assert has_first_step(model)
+
+
 def test_inference(driver: Driver) -> None:
     torch.manual_seed(0)
     model, graph = weft.nn.TreeFC(D), full_trees(8, 8)

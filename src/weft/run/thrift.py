@@ -133,7 +133,7 @@ class Thrift:
         late, found = self._after_others(cut), dict[str, Over]()
         others = {id(v) for stage in ("late", "sums") for v in cut.pieces[stage].takes}
         others |= {id(v) for v in cut.pieces["back"].gives}
-        collected = {id(v) for name, v in cut.tape.inputs.items() if name[0] == "ct"} - others
+        collected = {id(v) for name, v in cut.tape.inputs.items() if name[0] == "ct" and name[1] in self.exchanged} - others
         states = [v for v in cut.pieces["back"].takes if id(v) in collected and _plain_rows(v)]
         spare = [v for v in states if all(id(one) not in late and reads_in_place(one, v) for one in _readers(cut, v))]
         for gradient in self._gradients(cut):

@@ -120,6 +120,9 @@ def _suits(text: GpuForwardText, reader: TypeText) -> bool:
         return False
     if not text.execution.training:
         return True
+    recurrent = {
+        value.name for name, value in split.tape.inputs.items() if name[0] == "ct" and name[1] in code.role.recurrent_out
+    }
     captured = {id(value) for name, value in split.gradients.items() if name[0] == "capture"}
     back, sums = split.pieces["back"], split.pieces["sums"]
     return (
@@ -129,7 +132,7 @@ def _suits(text: GpuForwardText, reader: TypeText) -> bool:
         and all(value.rows is None or (value.row_dim == 0 and value.rows.times == 1) for value in sums.takes)
         and len(split.over_collected) == 1
         and len(code.codes["back"].stores) == 2
-        and all(over.readers <= code.codes["back"].fused for over in split.over_collected.values())
+        and all(over.readers <= code.codes["back"].fused and over.kept in recurrent for over in split.over_collected.values())
     )
 
 
