@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 import weft
 import weft.testing
+from weft.graph.recording import as_tensor
 from weft.lazy.kinds import kind_of
 from weft.lazy.pools import FEW_BYTES, Pool
+from weft.run.batched import run_batched
+from weft.run.call import Call
 
 
 class Rounds(nn.Module):
@@ -47,12 +50,37 @@ def test_gradients_through_many_flushes() -> None:
         weft.testing.assert_equivalent(model, x, rounds)
 
 
+def test_what_one_flush_gave_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    picked: list[bool] = []
+
+    def watched(call: Call) -> list[Tensor]:
+        picked.append(call.feed is not None)
+        return run_batched(call)
+
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 3).double(), torch.rand(6, 3, dtype=torch.float64, requires_grad=True)
+
+    def fn(row: Tensor) -> Tensor:
+        for _ in range(4):
+            row = torch.tanh(layer(row)) + row
+            if row.sum() > 2:
+                break
+        return row * 2
+
+    monkeypatch.setattr("weft.run.calls.run_batched", watched)
+    for backend in ("auto", "eager"):
+        for _ in range(3):  # the general way, then by recipes
+            picked.clear()
+            weft.testing.assert_equivalent(fn, x, backends=[backend], policies=["auto"])
+            assert any(picked) == (backend == "auto")
+
+
 def test_what_is_most_of_a_flush_goes_without_the_exchange() -> None:
     given, wide = torch.randn(8, 2, requires_grad=True), FEW_BYTES // 4
     pool = Pool(kind_of((wide,), torch.float32))
     pool.add(torch.randn(1, wide))
     part = pool.add((given[:, :1] * 2).expand(8, wide))
-    most, few = (pool.take([(part, np.array(rows))]) for rows in ([6, 0, 3, 2], [5]))
+    most, few = (as_tensor(pool.take([(part, np.array(rows))])) for rows in ([6, 0, 3, 2], [5]))
     assert [type(taken.grad_fn).__name__ for taken in (most, few)] == ["IndexSelectBackward0", "_ExchangeBackward"]
     (most[:, 0].sum() + 3 * few[:, 0].sum()).backward()
     assert given.grad is not None
@@ -62,11 +90,11 @@ def test_what_is_most_of_a_flush_goes_without_the_exchange() -> None:
 def test_what_is_little_memory_goes_without_the_exchange() -> None:
     pool = Pool(kind_of((2,), torch.float32))
     part = pool.add(torch.randn(8, 2, requires_grad=True) * 2)
-    few = pool.take([(part, np.array([5]))])
+    few = as_tensor(pool.take([(part, np.array([5]))]))
     assert type(few.grad_fn).__name__ == "IndexSelectBackward0"
     assert torch.equal(few[0], part.rows[5])
     other = pool.add(torch.randn(3, 2))
-    both = pool.take([(part, np.array([5])), (other, np.array([2, 0]))])
+    both = as_tensor(pool.take([(part, np.array([5])), (other, np.array([2, 0]))]))
     assert type(both.grad_fn).__name__ == "IndexSelectBackward0"
     assert torch.equal(both, torch.stack([part.rows[5], other.rows[2], other.rows[0]]))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,16 @@ OUTPUT_BITS = 12
 """A reference is `call << OUTPUT_BITS | output`."""
 
 References = npt.NDArray[np.int64]
-Table = Tensor | npt.NDArray[Any]
+
+
+class Picked(NamedTuple):
+    """Some rows of a tensor, in this order. Who can read them where they are need not have them copied."""
+
+    rows: Tensor
+    at: npt.NDArray[np.int64]
+
+
+Table = Tensor | npt.NDArray[Any] | Picked
 Structure = tuple[bytes, bytes, bytes]
 
 
@@ -81,6 +90,8 @@ def table(rows: list[Any], dtype: torch.dtype) -> Table:
 
 def as_tensor(rows: Table) -> Tensor:
     """A table as a tensor. Arrays stay on the host, whatever `torch.set_default_device` says."""
+    if isinstance(rows, Picked):
+        return rows.rows.index_select(0, torch.from_numpy(rows.at).to(rows.rows.device))
     return rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
 
 
@@ -138,6 +149,5 @@ def merge_tables(programs: Sequence[CallProgram]) -> dict[tuple[int, int], Table
 
 
 def _joined(tables: list[Table]) -> Table:
-    if any(isinstance(part, Tensor) for part in tables):
-        return cat([as_tensor(part) for part in tables])
-    return np.concatenate(tables)
+    arrays = [part for part in tables if isinstance(part, np.ndarray)]
+    return np.concatenate(arrays) if len(arrays) == len(tables) else cat([as_tensor(part) for part in tables])

@@ -18,7 +18,7 @@ from weft.lazy.coarsen import Coarse
 from weft.lazy.gradients import are_trained, silent_types
 from weft.lazy.kinds import Kind
 from weft.lazy.leftover import Selection
-from weft.lazy.pools import Part, taken
+from weft.lazy.pools import Part, handed
 from weft.lazy.rewrite import Imports, rewrite
 from weft.run.blaming import run_blaming
 from weft.run.calls import Group
@@ -111,8 +111,8 @@ class Flush:
             parts.setdefault(t, []).append((self.tape.sources[number], self.rows[first : first + count]))
             first += count
         if self.learning is None:
-            return {(t, 0): taken(found) for t, found in parts.items()}
-        return {(t, 0): taken(found, self.learning[self.imports.types == t]) for t, found in parts.items()}
+            return {(t, 0): handed(found) for t, found in parts.items()}
+        return {(t, 0): handed(found, self.learning[self.imports.types == t]) for t, found in parts.items()}
 
     def run(self, options: Options) -> None:
         """Run, keep the results, and let the tape go on after them."""

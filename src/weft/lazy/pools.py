@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.graph.recording import Picked, Table, as_tensor
 from weft.graph.uncast import cat
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.kinds import Kind, kind_of
@@ -153,13 +154,13 @@ class Pool:
         self.size += len(rows)
         return part
 
-    def take(self, parts: Sequence[Part]) -> Tensor:
+    def take(self, parts: Sequence[Part]) -> Table:
         """Some rows of several flushes, in this order; each at most once."""
-        lengths = [len(part.rows) for part, _ in parts]
+        lengths = [part.rows.shape[0] for part, _ in parts]
         if self.plain or sum(lengths) <= max(self._few, 2 * sum([len(index) for _, index in parts])):
-            # Torch's own gradient of it is as long as the parts: that takes no longer than the exchange.
+            # A gradient of it is as long as the parts: that takes no longer than the exchange.
             if len(parts) == 1:
-                return parts[0][0].take(parts[0][1])
+                return Picked(parts[0][0].rows, parts[0][1])
             firsts = [0, *accumulate(lengths[:-1])]
             return cat([part.rows for part, _ in parts]).index_select(0, self._places(parts, firsts))
         buffer, trained = self._fill()
@@ -265,12 +266,12 @@ def _once(grad: Tensor) -> Tensor:
     return found
 
 
-def taken(parts: Sequence[Part], learning: Flags | None = None) -> Tensor:
+def handed(parts: Sequence[Part], learning: Flags | None = None) -> Table:
     """Some rows of one kind, in this order, of which only the learning ones get gradients, so that the others have none."""
     if learning is None or learning.all() or not torch.is_grad_enabled():
         pooled = [(pool, list(some)) for pool, some in groupby(parts, lambda part: part[0].pool)]
         found = [one for pool, some in pooled for one in (_given(some) if pool is None else [pool.take(some)])]
-        return found[0] if len(found) == 1 else cat(found)
+        return found[0] if len(found) == 1 else cat(list(map(as_tensor, found)))
     if not learning.any():
         return taken(parts).detach()
     ends = np.cumsum([len(index) for _, index in parts])[:-1]
@@ -282,7 +283,12 @@ def taken(parts: Sequence[Part], learning: Flags | None = None) -> Tensor:
     return both.index_select(0, torch.from_numpy(order).to(both.device))
 
 
-def _given(parts: Sequence[Part]) -> list[Tensor]:
+def taken(parts: Sequence[Part]) -> Tensor:
+    """The same, all learning, as a tensor."""
+    return as_tensor(handed(parts))
+
+
+def _given(parts: Sequence[Part]) -> list[Table]:
     return [part.take(index) for part, index in parts]
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, as_tensor
@@ -119,9 +118,10 @@ def _order(types: Ints, numbers: list[int]) -> Longs:
 def _joined(tables: Sequence[Table], order: Longs | None) -> Table:
     if order is None:
         return tables[0]
-    if any(isinstance(part, Tensor) for part in tables):
+    arrays = [part for part in tables if isinstance(part, np.ndarray)]
+    if len(arrays) < len(tables):
         return cat([as_tensor(part) for part in tables]).index_select(0, torch.from_numpy(order))
-    joined: Table = np.concatenate(tables)[order]
+    joined: Table = np.concatenate(arrays)[order]
     return joined
 
 

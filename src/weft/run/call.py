@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.cell import Trace
+from weft.graph.program import Ints
 from weft.graph.tape import Name
 from weft.plan.plan import Plan
 from weft.run.code import CellCode, Codes, Role
@@ -72,6 +73,8 @@ class Call:
     """Whether launches on a GPU may be captured and replayed."""
     captured: Sequence[Tensor] | None = None
     """The tensors that the plan's cells capture, one cell after the other, where they were fetched already."""
+    feed: Ints | None = None
+    """For each node its row of what is fed, where that is not as the plan's program says."""
     alike: list[Any] | None = None
     """Shapes of plans, and kinds (`weft.run.kind`), of calls that differ from this one in plan and numbers only (`on`)."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.graph.calls import KEY, Library
 from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
-from weft.graph.recording import OUTPUT_BITS, CallProgram, References, as_tensor, merge_calls, merge_tables
+from weft.graph.recording import OUTPUT_BITS, CallProgram, Picked, References, as_tensor, merge_calls, merge_tables
 from weft.graph.uncast import cat, stack, uncast
 from weft.plan.native import wanted_natively
 from weft.plan.plan import Plan
@@ -177,15 +177,28 @@ def engine_call(
         cells, captured, _ = made.get(prepared.types) or engine.ready(library, prepared.types)
     plan = prepared.plan
     device = torch.device(library.types[prepared.types[0]].device)
-    tables = merge_tables(programs)
+    tables, backend = merge_tables(programs), options.backend_on(device)
     feeds: dict[tuple[Any, ...], Tensor] = {}
+    feed: Ints | None = None
     for i, t in enumerate(prepared.types):
         for number in range(len(library.types[t].feeds)):
-            feeds[i, "data", number] = as_tensor(tables[t, number]).to(device)
-    backend = options.backend_on(device)
+            table = tables[t, number]
+            if isinstance(table, Picked) and backend == "native" and len(library.types[t].feeds) == 1:
+                feed = _picking(plan, i, table, feed)
+                table = table.rows
+            feeds[i, "data", number] = as_tensor(table).to(device)
     results = [each for _, each in prepared.results]
-    call = Call(plan, cells, feeds, (), results, device, options.recompute, backend, captured=captured)
+    call = Call(plan, cells, feeds, (), results, device, options.recompute, backend, captured=captured, feed=feed)
     return call, [at for at, _ in prepared.results], cached
+
+
+def _picking(plan: Plan, type: int, picked: Picked, feed: Ints | None) -> Ints:
+    """For each node its row of what is fed, if the nodes of a type are fed some rows of a tensor."""
+    before, nodes = plan.program.feed, plan.rows[type]
+    assert before is not None, "recorded calls are numbered type by type"
+    feed = before.copy() if feed is None else feed
+    feed.put(nodes, picked.at.take(before.take(nodes)))
+    return feed
 
 
 def prepare(

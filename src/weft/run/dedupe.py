@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from weft.graph.calls import CallType
 from weft.graph.program import Ints
-from weft.graph.recording import Table
+from weft.graph.recording import Table, as_tensor
 from weft.plan.levels import levels, stable_order
 from weft.run.callgraph import CallGraph
 
@@ -63,7 +62,8 @@ def _data_ids(kind: CallType, t: int, tables: Mapping[tuple[int, int], Table]) -
     columns = []
     for number in range(len(kind.feeds)):
         rows = tables[t, number]
-        if isinstance(rows, Tensor):
+        if not isinstance(rows, np.ndarray):
+            rows = as_tensor(rows)
             if rows.requires_grad:
                 return None
             rows = rows.detach().cpu()

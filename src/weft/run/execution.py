@@ -102,7 +102,7 @@ class Execution:
         def fed(t: int, name: Any, into: Tensor | None = None) -> Tensor:
             tensor = tensors[self.kind.input(t, name) or 0]
             if name[0] == "feed":
-                rows, count = self.indices.rows(t), len(self.plan.rows[t])
+                rows, count = self._fed_rows(t), len(self.plan.rows[t])
                 if rows is None:
                     return tensor if tensor.shape[0] == count else tensor[:count]
                 return torch.index_select(tensor, 0, rows) if into is None else torch.index_select(tensor, 0, rows, out=into)
@@ -111,6 +111,11 @@ class Execution:
             return self._edge_rows(t, name, tensor)
 
         return fed
+
+    def _fed_rows(self, t: int) -> Tensor | None:
+        """Rows of what is fed to a type's rows; None where these are simply the first ones."""
+        feed = self.call.feed
+        return self.indices.rows(t) if feed is None else as_tensor(feed[self.plan.rows[t]], self.call.device)
 
     def _edge_index(self, t: int, name: Any) -> tuple[Tensor, Tensor | None]:
         """Rows of the edge data that an input reads, and which of them exist."""
@@ -207,7 +212,7 @@ class Execution:
     def _to_fed_rows(self, t: int, name: Any, grad: Tensor, tensor: Tensor) -> Tensor:
         """From rows of a type back to rows of the fed tensor."""
         if name[0] == "feed":
-            rows = self.indices.rows(t)
+            rows = self._fed_rows(t)
             if rows is None:
                 return grad if len(grad) == len(tensor) else _with_zeros(grad, tensor)
             if not self._repeats() and len(rows) == tensor.shape[0]:

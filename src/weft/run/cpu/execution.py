@@ -40,7 +40,7 @@ class NativeExecution(Execution):
             return outputs
         made: list[Tensor]
         facts, device = self._facts(self.recipe), self.call.device
-        made, self.kept = self.recipe.run(facts, tensors, self.records, device, self._borrow, self._chosen())
+        made, self.kept = self.recipe.run(facts, tensors, self.records, device, self._borrow, self._chosen(), self._feed())
         self._note_borrowed(made)
         return made
 
@@ -60,8 +60,13 @@ class NativeExecution(Execution):
         if found is None:
             return super().backward(tensors, saved, grads)
         facts, device = self._facts(found, self.recipe), self.call.device
-        results: list[Tensor | None] = found.run(facts, tensors, self._chosen(), [*saved], grads, self.records, device)
+        given = facts, tensors, self._chosen(), [*saved], grads, self.records, device, self._feed()
+        results: list[Tensor | None] = found.run(*given)
         return results
+
+    def _feed(self) -> int:
+        """Where it is listed which row each node is fed, if the call says so."""
+        return 0 if self.call.feed is None else address(self.call.feed)
 
     def _chosen(self) -> list[Any]:
         """Of results that are rows of some nodes: where these are listed, how many, the list; or parts by type."""
@@ -83,7 +88,8 @@ class NativeExecution(Execution):
 
     def _known(self, tensors: Sequence[Tensor]) -> list[Recipe | None]:
         # A single row is contiguous whatever its stride; of several the shape tells it.
-        key = torch.get_num_threads(), *[None if tensor.is_contiguous() else tensor.stride() for tensor in tensors]
+        strides = [None if tensor.is_contiguous() else tensor.stride() for tensor in tensors]
+        key = torch.get_num_threads(), self.call.feed is None, *strides
         return self.codes.recipes.setdefault(key, [])
 
     def _known_back(self, recipe: Recipe, grads: Sequence[Tensor | None]) -> list[Recipe | None]:

@@ -55,6 +55,8 @@ class JobWriter(Writer):
     """Puts jobs together; they are done before anything else is that may need their results."""
 
     _jobs: str = ""
+    is_picked: bool = False
+    """Whether each call says where the rows are that it is fed, and not its plan."""
     _dense: set[str] = field(default_factory=set)
     """Variables of tensors whose rows lie side by side."""
 

@@ -13,7 +13,7 @@ from weft.run.cpu.jobs import ALL, COLLECT, NUMBERS, SPREAD, ZERO, JobWriter, wi
 from weft.run.cpu.rowtypes import CONSTANT, NativeTypeText, address_of
 from weft.run.cpu.walk import Walk, dense
 from weft.run.gpu.launch import fresh_text
-from weft.run.recipe import NoRecipe, Writer
+from weft.run.recipe import NoRecipe, Recipe, Writer
 from weft.run.recipeback import BackText, Taken, Way, back_of, first_within, is_whole, one_reader
 from weft.run.recipetypes import TypeText
 from weft.run.rowview import row_width
@@ -68,10 +68,14 @@ class BackTypeText(NativeTypeText):
 class NativeBackText(BackText):
     """Writes the recipe of a backward pass that was just done on a CPU."""
 
-    parameters = "tensors, chosen, saved, grads, records, device"
+    parameters = "tensors, chosen, saved, grads, records, device, feed"
     type_text = BackTypeText
     writer_class = JobWriter
     writer: JobWriter
+
+    def recipe(self) -> Recipe:
+        self.writer.is_picked = self.execution.call.feed is not None
+        return super().recipe()
 
     def _give_some(self, at: int, wanted: Wanted) -> None:
         types = wanted.types(self.plan)

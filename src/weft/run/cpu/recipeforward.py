@@ -20,6 +20,7 @@ from weft.run.cpu.rowtypes import address_of
 from weft.run.cpu.walk import Walk
 from weft.run.cpu.walking import in_runs
 from weft.run.emit import Code
+from weft.run.execution import Execution
 from weft.run.gpu.launch import fresh_text
 from weft.run.indices import Indices
 from weft.run.inorder import home_of, places
@@ -43,10 +44,14 @@ class NativeWriter(JobWriter):
 class NativeForwardText(ForwardText):
     """Writes the recipe of a forward pass that was just done on a CPU."""
 
-    parameters = "tensors, records, device, fresh, chosen"
+    parameters = "tensors, records, device, fresh, chosen, feed"
     type_text = ForwardTypeText
     writer_class = NativeWriter
     writer: JobWriter
+
+    def __init__(self, execution: Execution) -> None:
+        super().__init__(execution)
+        self.writer.is_picked = execution.call.feed is not None
 
     def run_whole(self, text: TypeText, code: Code, places: dict[str, str]) -> None:
         """A piece that only hands on what is fed takes it straight to its place, or leaves it where it is."""
@@ -67,7 +72,9 @@ class NativeForwardText(ForwardText):
     def _stays(self, text: TypeText, fed: Mapping[str, Any]) -> bool:
         """Whether what is fed stays where it is, since only the first steps of one type read it; they are told."""
         names = [name for each in text.code.exchanged.values() for name in each]
-        if self.execution.training or [*text.code.codes] != ["before"] or len(names) != len(fed) or self._is_wanted(text):
+        if self.execution.training or self.writer.is_picked or self._is_wanted(text):
+            return False
+        if [*text.code.codes] != ["before"] or len(names) != len(fed):
             return False
         places, outputs, type = [text.inputs[text.type, name] for name in fed.values()], {name[0] for name in names}, text.type
         if len(outputs) != 1 or not all(self.execution.tensors[place].is_contiguous() for place in places):

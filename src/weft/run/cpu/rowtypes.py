@@ -15,6 +15,7 @@ from weft.run.cpu.walk import Walk
 from weft.run.emit import Code
 from weft.run.gpu.bind import offsets_of
 from weft.run.indices import Indices
+from weft.run.recipe import NoRecipe
 from weft.run.recipetypes import TypeText
 from weft.run.rowview import row_width
 
@@ -100,6 +101,8 @@ class NativeTypeText(TypeText):
         nodes = self.writer.fact(
             ("at", "nodes", type), lambda indices: address_of(indices, ("nodes", type), indices.plan.rows[type])
         )
+        if self.writer.is_picked:
+            return nodes, "feed"
         if not self.is_fed():
             return nodes, "0"
         return nodes, self.writer.fact("feed", lambda indices: address_of(indices, "feed", indices.plan.program.feed))
@@ -107,6 +110,11 @@ class NativeTypeText(TypeText):
     def in_order(self) -> bool:
         """Whether the type's rows are fed the first rows in order: where each node says what it is fed, nobody looks."""
         return not self.is_fed() and super().in_order()
+
+    def fed_rows(self) -> str:
+        if self.writer.is_picked:
+            raise NoRecipe("picked rows that only torch can take")
+        return super().fed_rows()
 
     def _gather(self, port: int, name: Any) -> str:
         read, value = self.ports[port], self.code.tape.inputs[name]
