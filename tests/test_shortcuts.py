@@ -212,9 +212,10 @@ def test_numbers_that_are_known_are_told_without_python() -> None:
         values = [torch.full(shape, 2.0) * number for shape in ((), (1,), (1, 1)) for number in (0, 3)]
         assert [float(value) for value in values] == [0.0, 6.0] * 3
         sys.setprofile(profile)
-        told = [(value.item(), bool(value)) for value in values]
+        told = [(value.item(), bool(value), int(value), float(value)) for value in values]
         sys.setprofile(None)
-    assert told == [(0.0, False), (6.0, True)] * 3
+    assert told == [(0.0, False, 0, 0.0), (6.0, True, 6, 6.0)] * 3
+    assert [type(number) for number in told[1]] == [float, bool, int, float]
     assert seen == []
 
 

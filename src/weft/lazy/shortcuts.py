@@ -22,7 +22,7 @@ from weft.lazy.quick import Quick
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value, picked
 
-BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED, ITEM, TRUTH = range(12)
+BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED, ITEM = range(11)
 
 
 @functools.cache
@@ -70,8 +70,8 @@ def install() -> None:
         elif getattr(method, "is_unary", False):
             setattr(Value, name, made(UNARY, name, func, method))
     Tape.numbers = made(ASKED, None, None, Tape.numbers)  # type: ignore[method-assign]  # in C
-    Value.item = made(ITEM, None, None, Value.item)  # type: ignore[method-assign]  # in C
-    Value.__bool__ = made(TRUTH, None, None, Value.__bool__)  # type: ignore[method-assign]  # in C
+    for name, func in (("item", None), ("__bool__", bool), ("__int__", int), ("__float__", float)):
+        setattr(Value, name, made(ITEM, None, func, getattr(Value, name)))
     Tape.make = staticmethod(made(MAKE, None, None, Tape.make))  # type: ignore[method-assign]  # in C
     Value.__getitem__ = made(GETITEM, None, Tensor.__getitem__, Value.__getitem__)  # type: ignore[method-assign]  # in C
     Recording.__torch_function__ = made(MODE, None, None, Recording.__torch_function__)  # type: ignore[method-assign]  # in C

@@ -10,7 +10,7 @@
 #define MOST 64
 #define ROW_BITS 32
 
-enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED, ITEM, TRUTH };
+enum { BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED, ITEM };
 
 typedef struct {
     PyObject_HEAD
@@ -494,8 +494,8 @@ static PyObject *asked(PyObject *const *args, Py_ssize_t count)
     return place == NULL ? NULL : ready(SLOT(tape, t_sources), PyLong_AsLongLong(place));
 }
 
-/* `Value.item(value)`, and with `truth` `Value.__bool__(value)`. */
-static PyObject *item(PyObject *const *args, Py_ssize_t count, int truth)
+/* `Value.item(value)`; where `func` is bool, int or float, Python's conversion to that. */
+static PyObject *item(Shortcut *self, PyObject *const *args, Py_ssize_t count)
 {
     PyObject *tape = count == 1 ? tape_of(args[0]) : NULL;
     if (tape == NULL || number_of(SLOT(SLOT(args[0], v_kind), k_count)) != 1) return NULL;
@@ -506,10 +506,10 @@ static PyObject *item(PyObject *const *args, Py_ssize_t count, int truth)
         Py_INCREF(inner);
         Py_SETREF(found, inner);
     }
-    if (found == NULL || !truth) return found;
-    int is_true = PyObject_IsTrue(found);
+    if (found == NULL || self->func == Py_None) return found;
+    PyObject *made = PyObject_CallOneArg(self->func, found);
     Py_DECREF(found);
-    return is_true < 0 ? NULL : PyBool_FromLong(is_true);
+    return made;
 }
 
 /* Whatever ends the Python function, an interrupt before its first line, too, `func` is called with the same arguments after it.
@@ -546,8 +546,7 @@ static PyObject *call(PyObject *given, PyObject *const *args, size_t flags, PyOb
         case HANDLED: found = handled(args, count, NULL); break;
         case MAKE: found = make(args, count); break;
         case ASKED: found = asked(args, count); break;
-        case ITEM: found = item(args, count, 0); break;
-        case TRUTH: found = item(args, count, 1); break;
+        case ITEM: found = item(self, args, count); break;
         }
     } else if (self->how == HANDLED) {
         found = handled(args, count, names);
