@@ -2,94 +2,123 @@
 
 from __future__ import annotations
 
+from math import gcd, prod
+
 import torch
 from torch import Tensor
 
 from weft.run.gpu.launch import Kernel, Quick
 
 BLOCK = 1024
+"""Numbers that a program copies."""
+COLUMNS = 256
+"""Of these, side by side."""
 
-PUT = f"""import triton
+TILE = """import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["numbers", "first", "width"])
-def put(numbers, first, width, out, p, a, q, b, TWO: tl.constexpr):
-    at = (tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
-    live, one = at < numbers, at < first
-    if TWO:
-        at = tl.where(one, at, at - first)
-    row, column = at // width, at % width
-    place = tl.load(p + row, mask=live & one, other=0).to(tl.int64)
-    found = tl.load(a + at, mask=live & one, other=0)
-    if TWO:
-        place = tl.where(one, place, tl.load(q + row, mask=live & (at >= 0) & ~one, other=0).to(tl.int64))
-        found = tl.where(one, found, tl.load(b + at, mask=live & ~one, other=0))
-    tl.store(out + place * width + column, found, mask=live)
+@triton.jit
+def tile(width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    across = tl.cdiv(width, COLUMNS)
+    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
+    return row, column[None, :], (column < width)[None, :]
 """
 
-_putters: dict[tuple[torch.dtype, bool], Quick] = {}
+PUT = f"""{TILE}
+
+@triton.jit(do_not_specialize=["rows", "first", "parts"])
+def put(rows, first, parts, out, p, a, q, b,
+        TWO: tl.constexpr, BY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    width = parts * BY
+    row, column, real = tile(width, ROWS, COLUMNS)
+    one = row < first
+    place = tl.load(p + row, mask=one, other=0).to(tl.int64)
+    found = tl.load(a + row.to(tl.int64)[:, None] * width + column, mask=one[:, None] & real, other=0)
+    if TWO:
+        row, other = row - first, (row < rows) & ~one
+        place = tl.where(one, place, tl.load(q + row, mask=other, other=0).to(tl.int64))
+        more = tl.load(b + row.to(tl.int64)[:, None] * width + column, mask=other[:, None] & real, other=0)
+        found = tl.where(one[:, None], found, more)
+        one = one | other
+    tl.store(out + place[:, None] * width + column, found, mask=one[:, None] & real)
+"""
+
+Tiles = tuple[int, int, int]
+"""How wide the equal parts of a row are, from whose beginnings on it can be read in large words; and the rows and columns that
+a program copies."""
 
 
-def putter(dtype: torch.dtype, two: bool) -> Quick:
+def tiles(width: int) -> Tiles:
+    columns = min(COLUMNS, 1 << (width - 1).bit_length())
+    return gcd(width, 16), BLOCK // columns, columns
+
+
+_putters: dict[tuple[torch.dtype, bool, Tiles], Quick] = {}
+
+
+def putter(dtype: torch.dtype, two: bool, width: int) -> Quick:
     """What launches `put` for rows of a dtype, of one part or of two."""
-    found = _putters.get((dtype, two))
+    by, rows, columns = tiles(width)
+    found = _putters.get((dtype, two, (by, rows, columns)))
     if found is None:
-        found = _putters[dtype, two] = Quick(Kernel(PUT, "put"), 3, f"-(-n0 // {BLOCK})", (two,))
+        grid = f"-(-n0 // {rows}) * -(-n2 * {by} // {columns})"
+        found = Quick(Kernel(PUT, "put"), 3, grid, (two, by, rows, columns))
+        _putters[dtype, two, (by, rows, columns)] = found
     return found
 
 
 def put_rows(out: Tensor, p: Tensor, a: Tensor, q: Tensor | None = None, b: Tensor | None = None) -> None:
     """What this stands for is `out.index_copy_(0, p.long(), a)`, and then the same with q and b."""
-    two = b is not None
-    first = numbers = a.numel()
+    two, width = b is not None, prod(a.shape[1:])
+    first = rows = a.shape[0]
     if q is None or b is None:
         q, b = p, a
     else:
-        numbers += b.numel()
-    if numbers:
-        putter(a.dtype, two).go(
-            numbers, first, numbers // (p.shape[0] + two * q.shape[0]), out, p, a.contiguous(), q, b.contiguous()
-        )
+        rows += b.shape[0]
+    if rows and width:
+        putter(a.dtype, two, width).go(rows, first, width // tiles(width)[0], out, p, a.contiguous(), q, b.contiguous())
 
 
-TAKE = f"""import triton
-import triton.language as tl
+TAKE = f"""{TILE}
 
-
-@triton.jit(do_not_specialize=["numbers", "width", "many", "more"])
-def take(numbers, width, many, more, out, a, p, b, q, TWO: tl.constexpr):
-    at = (tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
-    live = at < numbers
-    row, column = at // width, at % width
+@triton.jit(do_not_specialize=["rows", "parts", "many", "more"])
+def take(rows, parts, many, more, out, a, p, b, q,
+         TWO: tl.constexpr, BY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    width = parts * BY
+    row, column, real = tile(width, ROWS, COLUMNS)
+    live = row < rows
     first = tl.load(p + row, mask=live, other=0).to(tl.int64)
-    found = tl.load(a + first * width + column, mask=live & (first < many), other=0)
+    found = tl.load(a + first[:, None] * width + column, mask=(live & (first < many))[:, None] & real, other=0)
     if TWO:
         second = tl.load(q + row, mask=live, other=0).to(tl.int64)
-        found += tl.load(b + second * width + column, mask=live & (second < more), other=0)
-    tl.store(out + at, found, mask=live)
+        found += tl.load(b + second[:, None] * width + column, mask=(live & (second < more))[:, None] & real, other=0)
+    tl.store(out + row.to(tl.int64)[:, None] * width + column, found, mask=live[:, None] & real)
 """
 
-_takers: dict[tuple[torch.dtype, bool], Quick] = {}
+_takers: dict[tuple[torch.dtype, bool, Tiles], Quick] = {}
 
 
-def taker(dtype: torch.dtype, two: bool) -> Quick:
+def taker(dtype: torch.dtype, two: bool, width: int) -> Quick:
     """What launches `take` for rows of a dtype, of one part or of two."""
-    found = _takers.get((dtype, two))
+    by, rows, columns = tiles(width)
+    found = _takers.get((dtype, two, (by, rows, columns)))
     if found is None:
-        found = _takers[dtype, two] = Quick(Kernel(TAKE, "take"), 4, f"-(-n0 // {BLOCK})", (two,))
+        grid = f"-(-n0 // {rows}) * -(-n1 * {by} // {columns})"
+        found = Quick(Kernel(TAKE, "take"), 4, grid, (two, by, rows, columns))
+        _takers[dtype, two, (by, rows, columns)] = found
     return found
 
 
 def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """What this stands for is `a.index_select(0, p)`, plus `b.index_select(0, q)`; rows that are not there are zeros."""
-    a, two = a.contiguous(), b is not None
+    a, two, width = a.contiguous(), b is not None, prod(a.shape[1:])
     if out is None:
         out = torch.empty((p.shape[0], *a.shape[1:]), dtype=a.dtype, device=a.device)
-    numbers = out.numel()
-    if numbers:
+    if out.numel():
         b, q = (a, p) if b is None or q is None else (b.contiguous(), q)
-        taker(a.dtype, two).go(numbers, numbers // p.shape[0], a.shape[0], b.shape[0], out, a, p, b, q)
+        taker(a.dtype, two, width).go(p.shape[0], width // tiles(width)[0], a.shape[0], b.shape[0], out, a, p, b, q)
     return out
 
 

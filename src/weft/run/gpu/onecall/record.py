@@ -95,19 +95,20 @@ class Recorder:
     def _take(self, a: Block, p: Block, b: Block | None, q: Block | None, out: Block, only: Size | None = None) -> None:
         if p.dtype is not torch.int32:
             raise NotLowered("an index of 64 bits")
-        quick, width = rowcopy.taker(a.dtype, b is not None), prod(a.shape[1:])
+        width = _width(a)
+        quick = rowcopy.taker(a.dtype, b is not None, width)
         b, q = (a, p) if b is None or q is None else (b, q)
-        self.launch(quick, (out.numel(), width, a.shape[0], b.shape[0]), (out, a, p, b, q), only)
+        self.launch(quick, (p.shape[0], width // rowcopy.tiles(width)[0], a.shape[0], b.shape[0]), (out, a, p, b, q), only)
 
     def put(self, out: Block, p: Block, a: Block, q: Block | None = None, b: Block | None = None) -> None:
         """As `put_rows`."""
-        two = b is not None
-        first = numbers = a.numel()
+        two, width = b is not None, _width(a)
+        first = rows = a.shape[0]
         if q is None or b is None:
             q, b = p, a
         else:
-            numbers = numbers + b.numel()
-        self.launch(rowcopy.putter(a.dtype, two), (numbers, first, prod(a.shape[1:])), (out, p, a, q, b))
+            rows = rows + b.shape[0]
+        self.launch(rowcopy.putter(a.dtype, two, width), (rows, first, width // rowcopy.tiles(width)[0]), (out, p, a, q, b))
 
     def step_rows(self, arena: Block, index: Block, start: Size, lo: Size, hi: Size, slots: int) -> Block:
         """As `rowcopy.step_rows`."""
@@ -205,6 +206,14 @@ class Recorder:
         if isinstance(item, FunctionType) and item.__code__.co_filename.startswith("weft_"):
             return lambda *arguments: self.run(item, arguments)
         return _Unknown(getattr(item, "__name__", name)) if callable(item) else item
+
+
+def _width(rows: Block) -> int:
+    """Numbers of a row, which are the same in every call."""
+    found = prod(rows.shape[1:])
+    if not isinstance(found, int):
+        raise NotLowered("rows of different widths")
+    return found
 
 
 class _Torch:
