@@ -14,6 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 from weft.errors import MissingKey, ShapeError, StructureError, TraceError, TypeMismatch
 from weft.graph.program import Ints
 from weft.graph.rows import TensorSpec
+from weft.graph.stored import as_stored, is_as_stored
 from weft.graph.transforms import stands_for_others
 
 
@@ -33,7 +34,7 @@ def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
             came = "a 0-d tensor" if leaf.dim() == 0 else f"{leaf.shape[0]} rows"
             rows = f"{count} rows, one for each of the graph's {of_what}"
             raise ShapeError(f"{what}{_place(nest, number)}: expected {rows}, got {came}")
-    return [leaf.resolve_neg() if leaf.is_neg() else leaf for leaf in leaves]
+    return [leaf if is_as_stored(leaf) else as_stored(leaf) for leaf in leaves]
 
 
 def no_transforms(name: str, model: nn.Module, tensors: Iterable[Tensor]) -> None:

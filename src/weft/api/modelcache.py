@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class Settled:
 class ModelCache:
     """What a vertex function keeps between calls: traces by signature, plans by structure."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
         self.cells: dict[Hashable, list[CompiledCell]] = {}
         self.states: dict[Hashable, State] = {}
         self.specs: OrderedDict[Hashable, tuple[tuple[Spec, Spec], int]] = OrderedDict()
@@ -84,6 +86,6 @@ class ModelCache:
     @staticmethod
     def of(model: nn.Module) -> ModelCache:
         found: ModelCache | None = model.__dict__.get("_weft")
-        if found is None:
-            found = model.__dict__["_weft"] = ModelCache()
+        if found is None or found.model() is not model:  # replicas of a model start with its attributes
+            found = model.__dict__["_weft"] = ModelCache(model)
         return found

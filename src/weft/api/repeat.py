@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from weft.api.function import Typed, VertexFunction
+from weft.api.function import VertexFunction
 from weft.api.graph import Graph
 from weft.api.inputs import leading
 from weft.api.modelcache import Kinds
 from weft.graph.capture import Surroundings
 from weft.graph.held import Held
 from weft.graph.program import Ints
+from weft.graph.stored import is_as_stored
 from weft.graph.transforms import stands_for_others
 from weft.graph.uncast import uncast
 from weft.plan.graphs import GraphProgram, KeptGraphs
@@ -43,14 +44,16 @@ def looks(graph: Any, x: Any, keywords: dict[str, Any]) -> Hashable | None:
     if type(x) is not Tensor or not isinstance(graph, Graph) or not _MORE.isdisjoint(keywords):
         return None
     together = graph.together
-    if x.is_nested or x.layout is not torch.strided or x.is_neg() or not isinstance(together, KeptGraphs):
+    if x.is_nested or x.layout is not torch.strided or not isinstance(together, KeptGraphs):
+        return None
+    if not x.dim() or not is_as_stored(x):
         return None
     device = x.device
-    if device.type == "meta":  # it knows no autocast
+    if device.type == "meta" or is_distributed():  # the first knows no autocast, in the second all parameters take part
         return None
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     of_graph = together.kinds, together.root_kinds, together.types, graph.type_names, graph.device
-    mood = torch.is_grad_enabled(), autocast, torch.get_default_dtype(), is_distributed()
+    mood = torch.is_grad_enabled(), autocast, torch.get_default_dtype()
     return x.shape[1:], x.dtype, device, x.requires_grad, of_graph, mood, Options.of(keywords) if keywords else None
 
 
@@ -67,15 +70,15 @@ class Repeat:
         self.kinds, self.table, self.options, self.result = kinds, table, options, result
         self.call = call.without_graph()
         self.first, _, modules = leading(model)
-        self.looks = [(one.dtype, one.device) for one in self.first]
+        self.looks, self.functions = [(one.dtype, one.device) for one in self.first], model.vertex_functions()
         self.held = Held([cell.trace for cell in call.cells.values()], _around(model, modules))
 
-    def run(self, graph: Graph, x: Tensor, plans: PlanCache) -> list[Tensor] | None:
+    def run(self, model: VertexFunction, graph: Graph, x: Tensor, plans: PlanCache) -> list[Tensor] | None:
         """The rows of the results; None where something is not as it was."""
         count = graph.num_vertices
         if not count or x.shape[0] != count or stands_for_others() or forward_ad._current_level >= 0:
             return None
-        if self.looks != [(one.dtype, one.device) for one in self.first]:
+        if self.looks != [(one.dtype, one.device) for one in self.first] or self.functions != model.vertex_functions():
             return None
         captured = self.held.tensors()
         plan = None if captured is None else self._plan(graph, plans)
@@ -97,12 +100,10 @@ class Repeat:
 
 
 def _around(model: VertexFunction, modules: Sequence[nn.Module]) -> Surroundings:
-    """What the traces of its cells do not watch of a model: its types, its state, where it is and what it computes with."""
+    """What the traces of its cells do not watch of a model: its state, where it is and what it computes with."""
     found = Surroundings()
     found.objects.append((model.__dict__, "state_shapes"))
     dicts: list[dict[str, Any]] = [model.state_shapes, *[own for one in modules for own in (one._parameters, one._modules)]]
-    if isinstance(model, Typed):
-        dicts += [model._modules, model.functions._modules]
     for one in dicts:
         found.sizes.append(one)
         found.objects += [(one, key) for key in one]

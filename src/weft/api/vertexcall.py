@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_unflatten
 from weft.api import inputs as check
 from weft.api.callcells import CallCells, pushes
 from weft.api.firstrow import Answers, lowest
-from weft.api.function import Typed, VertexFunction, prepared
+from weft.api.function import VertexFunction, prepared
 from weft.api.modelcache import Kinds, ModelCache
 from weft.api.repeat import MOST_REPEATS, Repeat, is_distributed, looks, plan_key
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
@@ -41,7 +41,7 @@ def run(model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any])
         return prepared(model, structure, x, **keywords).run()
     cache = ModelCache.of(model)
     known: Repeat | None = cache.repeats.get(alike)
-    rows = None if known is None else known.run(structure, x, cache.plans)
+    rows = None if known is None else known.run(model, structure, x, cache.plans)
     if known is not None and rows is not None:
         return known.result(rows)
     call = prepared(model, structure, x, **keywords)
@@ -135,9 +135,8 @@ class VertexCall(CallCells):
 
     def _can_be_repeated(self, planned: Planned) -> bool:
         """Whether calls that look like this one need to compare no more than `Repeat` does."""
-        own = type(self.model).vertex_functions in (VertexFunction.vertex_functions, Typed.vertex_functions)
         traced = all(cell.trace.fallback is None for cell in planned.cells.values())
-        return own and traced and self.captured is not None and planned.seen.by_kind
+        return traced and self.captured is not None and planned.seen.by_kind
 
     def engine_call(self, plan: Plan, cells: dict[int, CompiledCell], tree: Any, backend: str) -> Call:
         """What the engine is to compute."""

@@ -8,7 +8,7 @@ one differs, the cell is traced again.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -113,9 +113,12 @@ class Surroundings:
         for cls in type(module).__mro__:
             if not cls.__module__.startswith("torch."):
                 yield from _methods(cls)
-                for key, value in vars(cls).items():
+                members, own = vars(cls), cls.__module__.partition(".")[0] not in _LIBRARIES
+                for key, value in members.items():
                     if _is_plain(value) and not key.startswith("__"):
-                        self.settings.append((_Attribute(cls), key))
+                        self.settings.append((members, key))
+                    elif own and _function_of(value) is not None:
+                        self.objects.append((members, key))
 
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
         names = set(_names(function.__code__))
@@ -142,12 +145,12 @@ class Surroundings:
         """What code reads of a class: `Settings.scale`."""
         if not isinstance(value, type) or value.__module__.partition(".")[0] in _LIBRARIES:
             return
-        for cls in value.__mro__:
-            for key in sorted(names & vars(cls).keys()):
-                if isinstance(vars(cls)[key], Tensor):
-                    self.tensors.append((_Attribute(cls), key))
-                elif _is_plain(vars(cls)[key]):
-                    self.settings.append((_Attribute(cls), key))
+        for members in map(vars, value.__mro__):
+            for key in sorted(names & members.keys()):
+                if isinstance(members[key], Tensor):
+                    self.tensors.append((members, key))
+                elif _is_plain(members[key]):
+                    self.settings.append((members, key))
 
     def _container(self, container: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[Any]:
         if not isinstance(container, tuple):
@@ -168,21 +171,17 @@ class Surroundings:
 
 
 def _methods(cls: type) -> Iterator[Any]:
-    """The functions of a class, however they are wrapped."""
+    """The functions of a class."""
     for member in vars(cls).values():
-        function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
-        if isinstance(function, types.FunctionType) and not _from_torch(function):
+        function = _function_of(member)
+        if function is not None:
             yield function
 
 
-class _Attribute:
-    """An attribute of a class, read like a dictionary entry."""
-
-    def __init__(self, cls: type) -> None:
-        self.cls = cls
-
-    def __getitem__(self, key: str) -> Any:
-        return vars(self.cls)[key]
+def _function_of(member: Any) -> types.FunctionType | None:
+    """The function that a member of a class is, however it is wrapped."""
+    function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+    return function if isinstance(function, types.FunctionType) and not _from_torch(function) else None
 
 
 def _from_torch(value: Any) -> bool:
@@ -234,6 +233,7 @@ class Guards:
 
     def __init__(self, surroundings: Surroundings) -> None:
         places = [*surroundings.settings, *surroundings.objects]
+        self._watch_classes({id(module): (module, type(module)) for module in surroundings.modules})
         self._watch([(place, fetch(place)) for place in places], [(sized, len(sized)) for sized in surroundings.sizes])
         first: dict[int, Place] = {}
         meetings = [(first.setdefault(id(fetch(place)), place), place) for place in surroundings.tensors]
@@ -246,15 +246,20 @@ class Guards:
         made = Guards.__new__(Guards)
         made._watch([one for each in guards for one in each.known], [one for each in guards for one in each.known_sizes])
         made.ties = [tie for each in guards for tie in each.ties]
+        classes = [pair for each in guards for pair in zip(each.modules, each.classes, strict=True)]
+        made._watch_classes({id(pair[0]): pair for pair in classes})
         return made
+
+    def _watch_classes(self, each: Mapping[int, tuple[nn.Module, type]]) -> None:
+        self.modules, self.classes = [module for module, _ in each.values()], [cls for _, cls in each.values()]
 
     def _watch(self, known: Sequence[tuple[Place, Any]], sizes: Sequence[tuple[Any, int]]) -> None:
         self.known, self.known_sizes = known, sizes
-        by_dict: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
+        by_dict: dict[int, tuple[Mapping[Any, Any], dict[Any, Any]]] = {}
         others: dict[tuple[int, Any], tuple[Place, Any]] = {}
         cells: dict[int, tuple[types.CellType, Any]] = {}
         for (container, key), value in known:
-            if isinstance(container, dict):
+            if isinstance(container, dict | types.MappingProxyType):
                 by_dict.setdefault(id(container), (container, {}))[1][key] = value
             elif isinstance(container, _Closure):
                 cells[id(container.cell)] = container.cell, value
@@ -279,7 +284,7 @@ class Guards:
                 return False
         except (KeyError, ValueError):
             return False
-        if list(map(len, self.sized)) != self.sizes:
+        if list(map(len, self.sized)) != self.sizes or list(map(type, self.modules)) != self.classes:
             return False
         if self.ties and not all(fetch(one) is fetch(other) for one, other in self.ties):
             return False

@@ -32,6 +32,7 @@ from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
 from weft.graph.simplify import simplify
 from weft.graph.slots import join_slots, separate_states
+from weft.graph.stored import is_as_stored
 from weft.graph.tape import Name, Rows, Shape, Tape, Value
 from weft.graph.twin import Sizes, twin_trace
 from weft.graph.undo import undone
@@ -82,16 +83,16 @@ class Trace:
 def _kind(tensor: Any) -> tuple[Any, ...]:
     if not isinstance(tensor, Tensor):
         return ()
-    return (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.device)
+    return (tensor.shape, tensor.dtype, tensor.requires_grad, tensor.device, tensor.is_neg(), tensor.is_conj())
 
 
-@undone
 class Sample(Protocol):
     """Some of the tensors of one row, by name."""
 
     def get(self, name: Name, /) -> Tensor | None: ...
 
 
+@undone
 def discover(body: Body, spec: Spec, sample: Sample | None = None) -> Signature:
     """Run the code once on single tensors: fake or, where its path depends on values, a sample, and zeros for the rest."""
     asked: dict[Name, TensorSpec] = {}
@@ -284,6 +285,8 @@ def _place(surroundings: Surroundings, tensor: Tensor) -> Place:
             f"it uses a tensor of shape {list(tensor.shape)} that is no parameter, buffer, attribute, closure or global "
             "variable; register it with register_buffer"
         )
+    if not is_as_stored(tensor):
+        raise TraceError(f"it uses a tensor of shape {list(tensor.shape)} that is negated or conjugated when read; clone it")
     return place
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
+
+_all: Any = nn.modules.module
 
 
 def hooked(modules: Iterable[nn.Module]) -> nn.Module | None:
     """The first module that carries forward or backward hooks."""
+    of_all = for_all_modules()
     for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks or has_backward_hooks(module):
+        if of_all or module._forward_hooks or module._forward_pre_hooks or has_backward_hooks(module):
             return module
     return None
 
 
+def for_all_modules() -> bool:
+    """Whether there are hooks of every module, as `torch.nn.modules.module.register_module_forward_hook` makes them."""
+    return bool(_all._has_any_global_hook())
+
+
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether a module carries hooks that see, and may change, the gradients of each of its calls."""
-    return bool(module._backward_hooks or module._backward_pre_hooks)
+    of_all = _all._global_backward_hooks or _all._global_backward_pre_hooks
+    return bool(module._backward_hooks or module._backward_pre_hooks or of_all)

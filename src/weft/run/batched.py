@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.errors import WeftError
 from weft.graph.placed import placed
+from weft.graph.stored import as_stored
 from weft.run.call import Call
 from weft.run.cpu.execution import NativeExecution
 from weft.run.execution import Execution
@@ -65,7 +66,7 @@ class _Batched(torch.autograd.Function):
         if any(grad is not None and _C._functorch.is_legacy_batchedtensor(grad) for grad in grads):
             raise WeftError("a batched call takes one cotangent at a time: leave out is_grads_batched=True and vectorize=True")
         with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE, placed(ctx.execution.call.device):
-            given = [None if grad is None else grad.resolve_neg() for grad in grads]  # kernels read memory as it is
+            given = [None if grad is None else as_stored(grad) for grad in grads]
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], given)
         if not _autograd._get_current_graph_task_keep_graph():
             ctx.execution.lend(saved[ctx.count :], results)
