@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.data.batch import Batch
 from weft.errors import TypeMismatch
+from weft.graph.program import Ints
 from weft.graph.recording import References
 from weft.graph.transforms import is_transformed
 from weft.lazy.alone import run_alone
@@ -32,6 +33,7 @@ from weft.lazy.little import is_little, note, own_examples
 from weft.lazy.nests import Structure
 from weft.lazy.patches import UndoRecording
 from weft.lazy.pools import Part, found_rows, taken
+from weft.lazy.reached import leave_out_unreached
 from weft.lazy.results import Gathered, Outcome, joined, separate, wanted_references
 from weft.lazy.state import State, state_of
 from weft.lazy.tape import Tape, active
@@ -39,6 +41,7 @@ from weft.lazy.views import Views
 from weft.run.calls import Group, is_observed
 from weft.run.options import Options
 
+NO_TYPES: Ints = np.empty(0, np.int32)
 GRANULARITIES = ("auto", "operator", "cell", "function")
 
 
@@ -205,24 +208,28 @@ class Recorder:
             known = _known(tape, wanted)
             if run_alone(tape, wanted[~known], self.batched.options):
                 known = _known(tape, wanted)
-            groups = self._last_flush(tape, wanted[~known])
+            groups = self._last_flush(tape, wanted, known)
             note(tape, self.count, fibers.flushes)
             return outcomes, Gathered(wanted, _with_earlier(tape, wanted, groups, known))
         finally:
             close(tape)
 
-    def _last_flush(self, tape: Tape, wanted: Any) -> list[Group]:
-        if not len(wanted):
+    def _last_flush(self, tape: Tape, wanted: References, known: Flags) -> list[Group]:
+        if known.all():
             check_unchanged(tape)
+            leave_out_unreached(tape, wanted, NO_TYPES)
             return []
-        return Flush(everything(tape, wanted)).groups(self.batched.options)
+        flush = Flush(everything(tape, wanted[~known]))
+        groups = flush.groups(self.batched.options)
+        leave_out_unreached(tape, wanted, flush.recorded.type)
+        return groups
 
 
 def close(tape: Tape) -> None:
     """The recording is over; values that were kept aside say so when they are used."""
     tape.ended = tape.ended or "done"
     tape.fast, tape.quick, tape.driver = {}, {}, None
-    tape.results, tape.sources, tape.past, tape.taken, tape.fed, tape.values = {}, [], [], None, [], None
+    tape.results, tape.sources, tape.past, tape.taken, tape.fed, tape.values, tape.nodes = {}, [], [], None, [], None, []
     tape.handed, tape.gone, tape.stacks, tape.views = {}, [], [], Views()
     tape.type, tape.arguments, tape.left, tape.waits = [], [], [], bytearray()
     tape.data.clear()

@@ -135,6 +135,9 @@ class Flush:
     def _keep(self, groups: Sequence[Group], plain: bool) -> None:
         for group in groups:
             self.tape.keep(self.wanted[group.at].tolist(), group.rows, plain)
+        node = next((group.rows.grad_fn for group in groups if group.rows.requires_grad), None)
+        if node is not None:
+            self.tape.nodes.append(node)
         self.selection.leave()
 
     def blame(self, call: int, error: Exception) -> None:

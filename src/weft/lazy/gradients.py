@@ -201,17 +201,30 @@ def silent_types(state: State) -> Flags | None:
     return known[1]
 
 
+def passing_types(state: State) -> Flags:
+    """For each recorded type whether gradients may come through it."""
+    known: Flags | None = state.kept.get("passing")
+    if known is None or len(known) < len(state.fines):
+        flags = [not _is_silent(op) and any(_is_differentiable(kind.dtype) for kind in op.outs) for op in list(state.fines)]
+        known = state.kept["passing"] = np.array(flags, bool)
+    return known
+
+
 def _is_silent(op: Op) -> bool:
     return op.setting.detached or op.name in WITHOUT
 
 
 def _flags(op: Op) -> Iterator[bool]:
     """For all tensors that an operation reaches, whether each of them requires gradients now."""
+    return (isinstance(each, Tensor) and each.requires_grad for each in captured(op))
+
+
+def captured(op: Op) -> Iterator[Any]:
+    """What an operation reaches of the model's tensors."""
     around = op.__dict__.get("around")
     if around is None:
         around = op.__dict__["around"] = Surroundings().add(*op.owners)
-    reached = chain(map(fetch, around.tensors), parameters_of(around.modules))  # there may be new ones
-    return (isinstance(each, Tensor) and each.requires_grad for each in reached)
+    return chain(map(fetch, around.tensors), parameters_of(around.modules))  # there may be new ones
 
 
 def parameters_of(modules: Sequence[nn.Module]) -> Iterator[Tensor]:

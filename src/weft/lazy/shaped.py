@@ -33,7 +33,10 @@ def shaped(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     with torch._C.DisableTorchFunction():
         parts = _of_all(func, [rows for rows, _ in found]) if len({row for _, row in found}) == 1 else None
         made: Tensor = func(*[rows.part(row) for rows, row in found]) if parts is None else parts[found[0][1]]
-        return made.detach() if made.requires_grad and not tape.requires_grad(args[0]) else made
+        if made.requires_grad and not tape.requires_grad(args[0]):
+            made = made.detach()
+    tape.gave_out |= made.requires_grad
+    return made
 
 
 def _of_all(func: Any, sources: list[Rows]) -> Parts | None:

@@ -65,6 +65,8 @@ class World:
         """Sizes of the data that calls at one place were fed, as long as they are few."""
         self.relied: dict[Op, list[tuple[int, Any]]] = {}
         """Where each operation takes the model's tensors from."""
+        self.captured: dict[int, frozenset[int]] = {}
+        """For recorded types the tensors of the model that they use, by identity."""
         self._watched: dict[Op, Guards] = {}
         """What the modules that operations call are made of."""
         self._guards: Guards | None = None
@@ -126,6 +128,7 @@ class World:
             return False
         if not all(map(is_, tensors, self._tensors)):
             self._tensors = tensors
+            self.captured.clear()
             for tables in self.tables.values():
                 tables.quick.clear()
                 tables.fast.clear()

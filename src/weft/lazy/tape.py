@@ -124,6 +124,10 @@ class Tape(Hot):
         self.others: dict[Any, bool] = {}
         """Modules of the user's own that are no cells: their code runs, and what it does is recorded."""
         self.trained = Trained()
+        self.nodes: list[Any] = []
+        """For each flush so far that is trained the node of torch's graph that differentiates it."""
+        self.gave_out = False
+        """Code has got results of flushes, with gradients: what it does with them is not known here."""
         self.has_shaped = False
         """Something was computed whose shape depends on numbers."""
         self.is_kept = False
@@ -280,6 +284,7 @@ class Tape(Hot):
             found: Tensor = group.row(row)
             if found.requires_grad and not self.requires_grad(value):
                 found.detach_()  # the engine differentiates more than the loop would
+            self.gave_out |= found.requires_grad and group.pool is not None
         if self.ended is None:
             self.changes.shown.append((self.settled(value)._ref, group, row))
         return found
@@ -293,7 +298,10 @@ class Tape(Hot):
         group, row = self.result(value)
         with torch._C.DisableTorchFunction():
             found = group.part(row)
-            return found.detach() if found.requires_grad and not self.requires_grad(value) else found
+            if found.requires_grad and not self.requires_grad(value):
+                found = found.detach()
+        self.gave_out |= found.requires_grad and group.pool is not None
+        return found
 
     def copy(self, value: Value) -> Tensor:
         """The same, for code that may write into it or give it on."""

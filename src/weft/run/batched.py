@@ -68,6 +68,9 @@ class _Batched(torch.autograd.Function):
         with torch.no_grad() if torch.is_grad_enabled() else _ANYWHERE, placed(ctx.execution.call.device):
             given = [None if grad is None else as_stored(grad) for grad in grads]
             results = ctx.execution.backward(saved[: ctx.count], saved[ctx.count :], given)
+        if unreached := getattr(ctx, "unreached", None):
+            pairs = zip(saved, results, strict=False)
+            results = [None if id(tensor) in unreached else grad for tensor, grad in pairs]
         if not _autograd._get_current_graph_task_keep_graph():
             ctx.execution.lend(saved[ctx.count :], results)
         if torch.is_grad_enabled():
