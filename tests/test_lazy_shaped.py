@@ -93,6 +93,7 @@ def test_what_was_detached_stays_so() -> None:
 
 
 def test_no_size_that_a_mask_gives_is_a_kind_of_call_by_itself() -> None:
+    torch.manual_seed(0)
     wide, rows = nn.Linear(12, 12).double(), torch.linspace(-3, 3, 12, dtype=torch.float64)
 
     def fn(shift: int) -> Tensor:
@@ -107,3 +108,16 @@ def test_no_size_that_a_mask_gives_is_a_kind_of_call_by_itself() -> None:
         assert torch.allclose(net(list(range(12))), torch.stack([fn(shift) for shift in range(12)]))
     for name in ("getitem", "Linear"):
         assert len([op for op in net.state.fines if op.name == name and op.feeds]) <= FEW
+
+
+def test_nothing_is_said_of_an_empty_selection() -> None:
+    torch.manual_seed(0)
+    wide = nn.Linear(5, 5).double()
+
+    def fn(x: Tensor) -> Tensor:
+        v = torch.tanh(LINEAR(x))
+        for _ in range(20):
+            v = torch.sin(v)
+        return wide(torch.outer(v[v > 2], v)).sum()
+
+    weft.testing.assert_equivalent(fn, X)

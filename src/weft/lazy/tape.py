@@ -76,6 +76,12 @@ class Tape(Hot):
     earlier flushes that are handed in again.
     """
 
+    gave_out = False
+    """Code has got results of flushes, with gradients: what it does with them is not known here."""
+
+    has_shaped = False
+    """Something was computed whose shape depends on numbers."""
+
     def __init__(self, state: State, granularity: str, device: str, is_portable: bool = False) -> None:
         self.state, self.device, self.is_portable = state, device, is_portable
         state.calls += 1
@@ -126,10 +132,6 @@ class Tape(Hot):
         self.trained = Trained()
         self.nodes: list[Any] = []
         """For each flush so far that is trained the node of torch's graph that differentiates it."""
-        self.gave_out = False
-        """Code has got results of flushes, with gradients: what it does with them is not known here."""
-        self.has_shaped = False
-        """Something was computed whose shape depends on numbers."""
         self.is_kept = False
         """Under `cache=`: numbers drawn now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()

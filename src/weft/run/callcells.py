@@ -80,7 +80,8 @@ class Cells:
             raise Escaped(f"{kind.name}: {error}") from None
         except TraceError as error:
             made = self._untraced(kind, groups, str(error))
-        if t not in self.warned:
+        is_empty = any(0 in spec.shape for spec in (*kind.args, *kind.feeds))  # so there is no work to be slow with
+        if t not in self.warned and not is_empty:
             self.warned.add(t)
             warn(f"{kind.name}: {made.trace.fallback}")
         return made
