@@ -9,18 +9,18 @@ from kernel_parts import NEEDS_INTERPRETER
 from weft.run.gpu.rowcopy import put_rows, take_rows
 
 pytestmark = NEEDS_INTERPRETER
-WIDTHS = (1, 3, 4, 6, 64, 150, 256, 300, 513)
-ROWS = (0, 1, 2, 63, 127, 1000)
+SIZES = [(width, (0, 1, 2, 63, 300)) for width in (1, 6, 16)] + [(width, (5,)) for width in (150, 256, 300, 513)]
+"""Widths, and numbers of rows for each."""
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_rows_from_places(width: int) -> None:
+@pytest.mark.parametrize(("width", "many"), SIZES)
+def test_rows_from_places(width: int, many: tuple[int, ...]) -> None:
     """Of two tensors these are added; what is behind the last row is zeros."""
     torch.manual_seed(0)
     a, b = torch.randn(50, width), torch.randn(30, width)
     ended = torch.cat([b, torch.zeros(1, width)])
-    for rows in ROWS:
-        p, q = (torch.randint(0, many, (rows,), dtype=torch.int32) for many in (50, 31))
+    for rows in many:
+        p, q = (torch.randint(0, last, (rows,), dtype=torch.int32) for last in (50, 31))
         assert torch.equal(take_rows(a, p), a[p.long()])
         expected = a[p.long()] + ended[q.long()]
         assert torch.equal(take_rows(a, p, b, q), expected)
@@ -28,11 +28,11 @@ def test_rows_from_places(width: int) -> None:
         assert torch.equal(take_rows(a, p, b, q, out=out[:rows]), expected) and out[rows].isnan().all()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_rows_to_places(width: int) -> None:
+@pytest.mark.parametrize(("width", "many"), SIZES)
+def test_rows_to_places(width: int, many: tuple[int, ...]) -> None:
     """Of one tensor, and of two; other places stay as they are."""
     torch.manual_seed(0)
-    for rows in ROWS:
+    for rows in many:
         places = torch.randperm(rows + 8).int()
         a, b = torch.randn(rows, width), torch.randn(7, width)
         p, q = places[:rows], places[rows : rows + 7]
