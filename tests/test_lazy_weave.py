@@ -26,7 +26,7 @@ from weft.lazy.tape import Tape
 from weft.lazy.value import Value
 from weft.run.callgraph import call_graph
 
-pytestmark = pytest.mark.skipif(native.functions("weave.c", "weft_take") is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(native.functions("weave", "weft_take") is None, reason="no C compiler")
 
 EXAMPLES = {"parser": parser, "tree_decoder": tree_decoder, "early_exit": early_exit, "sampler": sampler}
 

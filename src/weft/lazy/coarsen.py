@@ -28,7 +28,7 @@ class Coarse:
         self.labels: dict[tuple[int, ...], tuple[int, ...]] = {}
         """For the outside arguments of each block, which of them were always equal."""
         self.shown: tuple[Any, ...] | None = None
-        """What is known, as `c/weave.c` reads it; None before the first recording."""
+        """What is known, as `c/rewrite.c` reads it; None before the first recording."""
         self._stale = True
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Which calls of a recording run now, and which wait: found from arrays alone, by `c/weave.c` or, as it says here, by numpy."""
+"""Which calls of a recording run now and which wait: found from arrays alone, by `c/divide.c` or, as it says here, by numpy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def divided(
     None where what runs now needs some that were left before. Without `busy` nothing is left. Without `wanted` that is wanted
     which somebody holds of these values.
     """
-    state, native = tape.state, functions("weave.c", "weft_divide")
+    state, native = tape.state, functions("weave", "weft_divide")
     if native is not None:
         columns = calls.number, calls.type, calls.arguments, calls.further, calls.starts, calls.example
         arrays = *columns, *state.widths(), state.eager(), tape.waits

@@ -82,7 +82,7 @@ def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References
 
 def _natively(coarse: Coarse, state: State, recorded: Recorded, wanted: References, imports: Imports) -> Rewritten | None:
     """The same in C; None where the recording shows something new."""
-    native = functions("weave.c", "weft_rewrite")
+    native = functions("weave", "weft_rewrite")
     if native is None or coarse.shown is None:
         return None
     calls = recorded.type, recorded.arguments, recorded.further, recorded.starts, wanted

@@ -28,7 +28,7 @@ BINARY, UNARY, GETITEM, MODULE, MODE, NUMBER, HANDLED, GUARDED, MAKE, ASKED, ITE
 @functools.cache
 def shortcut_type() -> Any:
     """The type of shortcuts; None where the machine cannot have them."""
-    made = functions("record.c", "weft_shortcuts")
+    made = functions("record", "weft_shortcuts")
     if made is None:
         return None
     return made[0](

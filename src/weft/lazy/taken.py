@@ -88,7 +88,7 @@ def segment(tape: Tape) -> Pending:
     if tape.taken is not None and len(tape.taken.type) == count:
         return tape.taken
     first = tape.floor >> OUTPUT_BITS
-    native = functions("weave.c", "weft_take")
+    native = functions("weave", "weft_take")
     if native is not None:
         found = native[0]((tape.type, tape.arguments, tape.further, tape.bounds, first))
         columns: list[Any] = [*map(np.frombuffer, found, "qiqi?i"), tape.data, []]

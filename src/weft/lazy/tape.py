@@ -46,7 +46,7 @@ class Driver(Protocol):
 
 
 class Hot:
-    """What every recorded call touches; `c/record.c` knows these names, too."""
+    """What every recorded call touches; `c/keys.c` knows these names, too."""
 
     __slots__ = (
         "arguments",
