@@ -106,6 +106,16 @@ def test_chains_of_one_length(driver: Driver, monkeypatch: pytest.MonkeyPatch) -
     assert all(has_first_step(model))
 
 
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_parameters_that_do_not_learn(frozen: str, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = weft.nn.TreeFC(D)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.endswith(frozen))
+    check(model, [full_trees(4, 4)] * 3, monkeypatch)
+    assert all(has_first_step(model))
+
+
 def test_a_graph_that_is_kept_goes_back_twice(driver: Driver) -> None:
     torch.manual_seed(0)
     model, graph = weft.nn.TreeFC(D), full_trees(4, 4)

@@ -137,6 +137,8 @@ class FirstBack:
     def _add(self, lo: str, hi: str, children: str | None) -> None:
         """Sums over rows and their children; without `children`, which are leaves."""
         arguments = list[str]()
+        if not self.over_children.returns:
+            return
         for value in self.over_children.takes:
             if self.text.code.input_name.get(value.name) not in self.text.code.role.recurrent_in:
                 arguments.append(self._part(value, lo, hi))
