@@ -85,7 +85,7 @@ class OneChild(weft.VertexFunction):
             v.push(h)
 
 
-GRAPHS = [full_trees(4, 4), full_trees(4, 4), full_trees(4, 4), full_trees(8, 8, 8), full_trees(16)]
+GRAPHS = [*[full_trees(4, 4)] * 3, full_trees(8, 8, 8), *[full_trees(16)] * 3]
 
 
 @pytest.mark.parametrize("least", [1000, 3])
@@ -94,7 +94,7 @@ def test_full_trees(least: int, driver: Driver, monkeypatch: pytest.MonkeyPatch)
     torch.manual_seed(0)
     monkeypatch.setattr(apart, "rates", lambda device: SimpleNamespace(rows=lambda operations: least))
     seen, model = watch(monkeypatch), weft.nn.TreeFC(D)
-    check(model, GRAPHS + GRAPHS, monkeypatch)
+    check(model, GRAPHS, monkeypatch)
     assert True in seen and all(one is True for one in seen)
     assert has_first_step(model) and all(has_first_step(model))
 
@@ -102,7 +102,7 @@ def test_full_trees(least: int, driver: Driver, monkeypatch: pytest.MonkeyPatch)
 def test_chains_of_one_length(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = OneChild()
-    check(model, [chains(3, 4), chains(3, 4), chains(3, 4), chains(5, 3), chains(2, 7), chains(2, 7)], monkeypatch)
+    check(model, [chains(3, 4), chains(3, 4), chains(5, 3), chains(2, 5)], monkeypatch)
     assert all(has_first_step(model))
 
 
@@ -142,12 +142,12 @@ def test_other_plans_have_their_leaves_in_the_arena(driver: Driver, monkeypatch:
     """Trees of which some inner step reads leaves; few rows; leaves that learn; leaves of which the caller wants rows."""
     torch.manual_seed(0)
     model = weft.nn.TreeFC(D)
-    check(model, [trees(4, 3), trees(4, 3), trees(4, 3), full_trees(8, 2, 4), full_trees(2)], monkeypatch)
+    check(model, [trees(4, 3), trees(4, 3), full_trees(8, 2, 4), full_trees(2)], monkeypatch)
     assert not any(has_first_step(model))
-    check(model, [full_trees(4, 4)] * 3, monkeypatch)
+    check(model, [full_trees(4, 4)], monkeypatch)
     assert any(has_first_step(model))
     for other in (weft.nn.TreeFC(D), weft.nn.GatedTree(D)):
-        check(other, [full_trees(4, 4)] * 3, monkeypatch, learns=isinstance(other, weft.nn.TreeFC))
+        check(other, [full_trees(4, 4)] * 2, monkeypatch, learns=isinstance(other, weft.nn.TreeFC))
         assert has_first_step(other) and not any(has_first_step(other))
 
 
@@ -168,7 +168,7 @@ def test_recipes_under_autocast(driver: Driver) -> None:
     numbers are compared in `tests/gpu`.)"""
     for graph in (full_trees(4, 4), trees(4, 3)):
         model, x = weft.nn.TreeFC(D), torch.randn(graph.num_vertices, D)
-        for _ in range(3):
+        for _ in range(2):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 assert found(model, graph, x)["out"].dtype is torch.bfloat16
         assert has_first_step(model)
