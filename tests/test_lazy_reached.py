@@ -72,8 +72,25 @@ def test_it_has_one_where_the_code_takes_the_tensor() -> None:
     assert all(map(torch.allclose, found, expected))
 
 
+def test_calls_of_rare_sizes_beside_it_run_one_by_one() -> None:
+    decides, linear = nn.Parameter(torch.ones(3).double()), nn.Linear(3, 3).double()
+
+    def fn(x: Tensor) -> Tensor:
+        s = torch.tanh(linear(x))
+        return (s * 2 if (x[0] * decides).sum() > 0 else s).sum(0)
+
+    net = weft.batched(fn)
+    for sizes in ((1, 2, 3), (4, 5, 6, 7), (1, 4, 8)):
+        xs = [torch.linspace(-1, 1, 3 * size, dtype=torch.float64).reshape(size, 3).flip(0) for size in sizes]
+        found: list[list[Tensor | None]] = []
+        for out in (net(xs), torch.stack([fn(x) for x in xs])):
+            found.append([*torch.autograd.grad(out.sum(), [decides, *linear.parameters()], allow_unused=True)])
+        assert found[0][0] is None and found[1][0] is None
+        assert all(torch.allclose(one, other) for one, other in zip(found[0][1:], found[1][1:], strict=True))
+
+
 def test_c_and_its_twin_reach_the_same() -> None:
-    made = native.functions("reach.c", "weft_reach")
+    made = native.functions("weave", "weft_reach")
     if made is None:
         pytest.skip("no C compiler")
     rng = np.random.default_rng(0)

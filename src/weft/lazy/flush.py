@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from weft.graph.calls import CallType
 from weft.graph.recording import CallProgram, References, Table
@@ -136,7 +137,7 @@ class Flush:
         for group in groups:
             self.tape.keep(self.wanted[group.at].tolist(), group.rows, plain)
         node = next((group.rows.grad_fn for group in groups if group.rows.requires_grad), None)
-        if node is not None:
+        if isinstance(node, BackwardCFunction):  # calls that ran one by one are differentiated one by one
             self.tape.nodes.append(node)
         self.selection.leave()
 

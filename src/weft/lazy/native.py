@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.cc import build, compiler
 
-FILES = {"record": ("keys", "record", "numbers", "shortcuts"), "weave": ("arrays", "divide", "rewrite")}
+FILES = {"record": ("keys", "record", "numbers", "shortcuts"), "weave": ("arrays", "divide", "rewrite", "reach")}
 """What each library is made of: files that follow each other, as one text."""
 
 

@@ -57,7 +57,7 @@ def _reached(tape: Tape, parts: Sequence[Pending], types: Ints, wanted: Referenc
     found: Flags = np.zeros(len(types), bool)
     found[wanted[wanted >= 0] >> OUTPUT_BITS] = True
     arrays = np.cumsum(counts), producer, passing_types(tape.state)[types], found
-    native = functions("reach.c", "weft_reach")
+    native = functions("weave", "weft_reach")
     reach(*arrays) if native is None else native[0](arrays)
     return found
 
