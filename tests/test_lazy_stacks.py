@@ -11,6 +11,8 @@ import weft
 import weft.testing
 from lazy_parts import assert_equals_loop
 
+WEIGHT = nn.Parameter(torch.tensor([2.0, 3.0]))
+
 
 def test_lists_of_different_lengths_batch_together() -> None:
     torch.manual_seed(0)
@@ -82,3 +84,24 @@ def test_numbers_that_vary_do_not_make_a_kind_of_call_each() -> None:
     assert_equals_loop(fn, list(range(30)))
     state = weft.lazy.state.state_of(fn)
     assert len(state.library.types) < 20
+
+
+def test_a_stack_that_is_first_needed_without_gradients_keeps_them() -> None:
+    def fn(x: Tensor) -> Tensor:
+        rows = torch.stack([x[0] * WEIGHT, x[1] * WEIGHT])
+        with torch.no_grad():
+            seen = rows.t() + 1
+        return rows.t() * seen
+
+    weft.testing.assert_equivalent(fn, torch.arange(6.0).reshape(3, 2))
+
+
+def test_a_stack_that_is_made_without_gradients_has_none() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = [x[0] * WEIGHT, x[1] * WEIGHT]
+        with torch.no_grad():
+            rows = torch.stack(scaled)
+        return rows.sum(0) + scaled[0], rows.tanh().sum(0)
+
+    weft.testing.assert_equivalent(fn, torch.arange(6.0).reshape(3, 2))
+    assert not weft.batched(fn)(torch.arange(6.0).reshape(3, 2))[1].requires_grad

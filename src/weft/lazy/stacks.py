@@ -73,7 +73,7 @@ class Stacked(Value):
         known = self._known
         refs = [part._ref for part in known.rows]
         if known.whole is None or known.of != refs:
-            known.whole, known.of = record(self._tape, torch.stack, (known.rows,), {}, _getframe(1)), refs
+            known.whole, known.of = _whole(self._tape, known.rows, _getframe(1)), refs
         return known.whole
 
     def __iter__(self) -> Iterator[Any]:
@@ -120,6 +120,19 @@ class Stacked(Value):
         if known.given_out:
             for at, part in enumerate(known.rows):
                 part._ref, part._known = self[at]._ref, _LINKED
+
+
+def _whole(tape: Tape, rows: list[Value], frame: FrameType) -> Any:
+    """The rows as one value. The stack was made with gradients, so it has them, wherever it is needed first."""
+    if not tape.setting.detached:
+        return record(tape, torch.stack, (rows,), {}, frame)
+    torch._C._set_grad_enabled(True)
+    try:
+        tape.set_context()
+        return record(tape, torch.stack, (rows,), {}, frame)
+    finally:
+        torch._C._set_grad_enabled(False)
+        tape.set_context()
 
 
 def settle_owner(tape: Tape, part: Value) -> None:
@@ -194,7 +207,7 @@ def stack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """`torch.stack` while recording."""
     parts = args[0] if args else kwargs.get("tensors")
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if isinstance(parts, list | tuple) and parts and dim == 0 and kwargs.get("out") is None:
+    if isinstance(parts, list | tuple) and parts and dim == 0 and kwargs.get("out") is None and not tape.setting.detached:
         first = parts[0]
         if all(part.__class__ is Value and part._tape is tape and part._kind is first._kind for part in parts):
             return Stacked(tape, parts)
