@@ -121,3 +121,13 @@ def test_nothing_is_said_of_an_empty_selection() -> None:
         return wide(torch.outer(v[v > 2], v)).sum()
 
     weft.testing.assert_equivalent(fn, X)
+
+
+@pytest.mark.filterwarnings("ignore:setitem.*boolean mask:weft.errors.FallbackWarning")
+def test_writing_into_an_empty_selection_is_writing_into_no_other() -> None:
+    def fn(x: Tensor) -> Tensor:
+        v = x * 1
+        v[v > 5] *= 2
+        return v
+
+    assert torch.equal(weft.batched(fn)(X), X)

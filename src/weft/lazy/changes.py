@@ -51,7 +51,7 @@ class Changes:
 
     def note(self, tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function is about to write into tensors."""
-        targets = list(_targets(func, args, kwargs))
+        targets = [target for target in _targets(func, args, kwargs) if target.numel()]  # others share no memory
         places = {memory(target) for target in targets}
         if tape.driver is not None and any(places & _used(tape, one.type.tolist()) for one in tape.left):
             tape.driver.complete()
