@@ -183,3 +183,28 @@ def test_inference(driver: Driver) -> None:
         for _ in range(3):
             assert torch.allclose(model(graph, x, backend="triton"), expected, rtol=1e-5, atol=1e-6)
     assert has_first_step(model) == [True]
+
+
+class Read(OneChild):
+    """Pushes what is read off its state, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off = nn.Linear(D, 2)
+
+    def forward(self, v: Any) -> None:
+        h = v.pull() if v.type == 0 else torch.tanh(self.next(v.gather(0)["h"]))
+        v.scatter(h=h)
+        if v.type:
+            v.push((h, self.off(h)))
+
+
+def test_states_that_more_than_steps_read_on_the_way_back(driver: Driver) -> None:
+    torch.manual_seed(0)
+    model, graph = Read(), chains(3, 4)
+    for _ in range(3):
+        x, gradients = torch.randn(graph.num_vertices, D), []
+        for backend in ("eager", "triton"):
+            h, read = model(graph, x, backend=backend)
+            gradients.append(torch.autograd.grad(h.sum() + read.square().sum(), [*model.parameters()]))
+        assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(*gradients, strict=True))

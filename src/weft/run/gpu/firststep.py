@@ -24,6 +24,7 @@ from weft.run.gpu.apart import fits_apart
 from weft.run.indices import Indices
 from weft.run.recipeforward import Saved, only_fed
 from weft.run.recipetypes import TypeText
+from weft.run.views import bases
 
 if TYPE_CHECKING:
     from weft.run.gpu.recipeforward import GpuForwardText
@@ -120,6 +121,9 @@ def _suits(text: GpuForwardText, reader: TypeText) -> bool:
         return False
     if not text.execution.training:
         return True
+    own = {id(base) for name in code.role.exchanged for base in bases(split.outputs[name])}
+    if any(id(value) in own for value in split.pieces["late"].takes):  # it would want them in the order of steps
+        return False
     recurrent = {
         value.name for name, value in split.tape.inputs.items() if name[0] == "ct" and name[1] in code.role.recurrent_out
     }
