@@ -87,7 +87,7 @@ def test_calls_that_look_alike_go_the_same_way(options: dict[str, Any], taken: l
 
 def test_a_repeat_keeps_no_input_alive() -> None:
     model = made(Sum())
-    (known,) = ModelCache.of(model).repeats.values()
+    ((known,),) = ModelCache.of(model).repeats.values()
     assert known.call.plan is None and not known.call.feeds and known.call.captured is None
 
 
@@ -201,9 +201,22 @@ def test_a_cycle_is_told_as_ever() -> None:
 
 
 def test_forgetting_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vertexcall, "MOST_REPEATS", 2)
+    monkeypatch.setattr(vertexcall, "MOST_LOOKS", 2)
     model = Sum()
     for max_rows in range(1, 6):
         for _ in range(3):
             model(BATCH, rows(BATCH), max_rows=max_rows)
     assert 1 <= len(ModelCache.of(model).repeats) <= 2
+
+
+def test_training_and_evaluation_take_turns(taken: list[bool]) -> None:
+    model = Sum()
+    for _ in range(2):
+        made(model.train(), backend="eager")
+        made(model.eval(), backend="eager")
+    taken.clear()
+    for mode in (True, False, True):
+        model.train(mode)(OTHER, rows(OTHER), backend="eager")
+    assert taken.count(True) == 3
+    model(OTHER, rows(OTHER), backend="eager", at=[0])
+    assert taken.count(True) == 3

@@ -47,7 +47,7 @@ class CallInputs:
         n = graph.num_vertices
         self.x_leaves = check.rows(x, n, f"{self.name}: x", "vertices")
         self.edge_leaves = [] if edges is None else check.rows(edges, graph.num_edges, f"{self.name}: edges", "edges")
-        first, own_dtype, _ = check.leading(model)
+        first, own_dtype = check.leading(model)
         fed = [*self.x_leaves, *self.edge_leaves, *(init or {}).values()]
         self.device = check.one_device(self.name, first, fed, graph.device)
         self.float_dtype = own_dtype or check.first_float(self.x_leaves) or torch.get_default_dtype()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,35 +55,25 @@ def _place(nest: Any, number: int) -> str:
     return keystr(tree_flatten_with_path(nest)[0][number][0])
 
 
-class Leading(NamedTuple):
-    """What tells where a model is and which numbers it computes with."""
+def leading(model: nn.Module) -> tuple[list[nn.Parameter], torch.dtype | None]:
+    """The first parameter, if there is one, and the type of the first that holds floating-point numbers.
 
-    first: list[nn.Parameter]
-    """The first parameter, if there is one."""
-    dtype: torch.dtype | None
-    """That of the first parameter that holds floating-point numbers."""
-    modules: list[nn.Module]
-    """In which they were looked for."""
-
-
-def leading(model: nn.Module) -> Leading:
-    """In torch's order; torch itself takes long to find the first parameter."""
+    In torch's order; torch itself takes long to find the first one.
+    """
     first: list[nn.Parameter] = []
     modules: list[nn.Module | None] = [model]
-    seen: list[nn.Module] = []
     while modules:
         module = modules.pop()
         if module is None:
             continue
-        seen.append(module)
         for parameter in module._parameters.values():
             if parameter is not None:
                 first = first or [parameter]
                 if parameter.is_floating_point():
-                    return Leading(first, parameter.dtype, seen)
+                    return first, parameter.dtype
         if module._modules:
             modules += reversed(module._modules.values())
-    return Leading(first, None, seen)
+    return first, None
 
 
 def one_device(name: str, first: Sequence[Tensor], tensors: Sequence[Tensor], wanted: torch.device | None) -> torch.device:

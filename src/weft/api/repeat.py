@@ -7,18 +7,17 @@ be seen at once is compared: the model's types and state, and everything that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from weft.api.function import VertexFunction
 from weft.api.graph import Graph
 from weft.api.inputs import leading
 from weft.api.modelcache import Kinds
-from weft.graph.capture import Surroundings
 from weft.graph.held import Held
 from weft.graph.program import Ints
 from weft.graph.stored import is_as_stored
@@ -33,8 +32,8 @@ from weft.run.options import Options
 
 Result = Callable[[list[Tensor]], Any]
 
-MOST_REPEATS = 64
-"""Of one model."""
+MOST_LOOKS, MOST_ALIKE = 64, 2
+"""So many are remembered of one model, and of calls that look alike: training and evaluation."""
 _MORE = frozenset({"edges", "rounds", "init", "at"})
 """Calls with these find out everything anew."""
 
@@ -69,18 +68,15 @@ class Repeat:
         """`table`: the node type of each kind of vertex."""
         self.kinds, self.table, self.options, self.result = kinds, table, options, result
         self.call = call.without_graph()
-        self.first, _, modules = leading(model)
-        self.looks, self.functions = [(one.dtype, one.device) for one in self.first], model.vertex_functions()
-        self.held = Held([cell.trace for cell in call.cells.values()], _around(model, modules))
+        self.held = Held([cell.trace for cell in call.cells.values()])
+        self.seen = _seen(model)
 
     def run(self, model: VertexFunction, graph: Graph, x: Tensor, plans: PlanCache) -> list[Tensor] | None:
         """The rows of the results; None where something is not as it was."""
         count = graph.num_vertices
         if not count or x.shape[0] != count or stands_for_others() or forward_ad._current_level >= 0:
             return None
-        if self.looks != [(one.dtype, one.device) for one in self.first] or self.functions != model.vertex_functions():
-            return None
-        captured = self.held.tensors()
+        captured = self.held.tensors() if _seen(model) == self.seen else None
         plan = None if captured is None else self._plan(graph, plans)
         if plan is None or captured is None:
             return None
@@ -99,15 +95,10 @@ class Repeat:
         return cast("Plan | None", found)
 
 
-def _around(model: VertexFunction, modules: Sequence[nn.Module]) -> Surroundings:
-    """What the traces of its cells do not watch of a model: its state, where it is and what it computes with."""
-    found = Surroundings()
-    found.objects.append((model.__dict__, "state_shapes"))
-    dicts: list[dict[str, Any]] = [model.state_shapes, *[own for one in modules for own in (one._parameters, one._modules)]]
-    for one in dicts:
-        found.sizes.append(one)
-        found.objects += [(one, key) for key in one]
-    return found
+def _seen(model: VertexFunction) -> Any:
+    """What the traces of its cells do not watch of a model: its types, its state, where it is and what it computes with."""
+    first, dtype = leading(model)
+    return model.vertex_functions(), [*model.state_shapes.items()], first[0].device if first else None, dtype
 
 
 def plan_key(graph: Graph, kinds: Kinds, rounds: int | None, options: Options, with_edges: bool) -> Hashable:

@@ -16,7 +16,7 @@ from weft.api.callcells import CallCells, pushes
 from weft.api.firstrow import Answers, lowest
 from weft.api.function import VertexFunction, prepared
 from weft.api.modelcache import Kinds, ModelCache
-from weft.api.repeat import MOST_REPEATS, Repeat, is_distributed, looks, plan_key
+from weft.api.repeat import MOST_ALIKE, MOST_LOOKS, Repeat, is_distributed, looks, plan_key
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
 from weft.errors import StructureError
 from weft.graph.cell import Sample, undrawn
@@ -40,16 +40,18 @@ def run(model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any])
     if alike is None:
         return prepared(model, structure, x, **keywords).run()
     cache = ModelCache.of(model)
-    known: Repeat | None = cache.repeats.get(alike)
-    rows = None if known is None else known.run(model, structure, x, cache.plans)
-    if known is not None and rows is not None:
-        return known.result(rows)
+    known: list[Repeat] = cache.repeats.get(alike, [])
+    for one in known:
+        rows = one.run(model, structure, x, cache.plans)
+        if rows is not None:
+            return one.result(rows)
     call = prepared(model, structure, x, **keywords)
     result = call.run()
-    if call.repeat is not None:
-        if len(cache.repeats) >= MOST_REPEATS:
+    made = call.repeat()
+    if made is not None:
+        if len(cache.repeats) >= MOST_LOOKS:
             cache.repeats.clear()
-        cache.repeats[alike] = call.repeat
+        cache.repeats[alike] = [made, *known][:MOST_ALIKE]
     return result
 
 
@@ -68,8 +70,8 @@ class Planned(NamedTuple):
 class VertexCall(CallCells):
     """A vertex function applied to a graph and its inputs."""
 
-    repeat: Repeat | None = None
-    """For calls that look like this one, once it has run."""
+    ran: tuple[Planned, Call] | None = None
+    """What ran, where the traces of the cells can be compared."""
 
     def plan(self) -> Planned:
         known = self.cache.reads_type
@@ -128,15 +130,19 @@ class VertexCall(CallCells):
         call = self.engine_call(plan, cells, tree, self._backend())
         with uncast(self.device.type):
             rows = run_batched(call)
-        if self._can_be_repeated(planned):
-            result = partial(_result, tree, [key for key, _ in self.state])
-            self.repeat = Repeat(self.model, planned.kinds, planned.seen.table.types, call, self.options, result)
+        if self.captured is not None:
+            self.ran = planned, call
         return self._result(tree, [self._last_round(row) for row in rows])
 
-    def _can_be_repeated(self, planned: Planned) -> bool:
-        """Whether calls that look like this one need to compare no more than `Repeat` does."""
-        traced = all(cell.trace.fallback is None for cell in planned.cells.values())
-        return traced and self.captured is not None and planned.seen.by_kind
+    def repeat(self) -> Repeat | None:
+        """For calls that look like this one, which has run; None where they would need to compare more than it does."""
+        if self.ran is None:
+            return None
+        planned, call = self.ran
+        if not planned.seen.by_kind or any(cell.trace.fallback is not None for cell in planned.cells.values()):
+            return None
+        result = partial(_result, planned.tree, [key for key, _ in self.state])
+        return Repeat(self.model, planned.kinds, planned.seen.table.types, call, self.options, result)
 
     def engine_call(self, plan: Plan, cells: dict[int, CompiledCell], tree: Any, backend: str) -> Call:
         """What the engine is to compute."""

@@ -9,7 +9,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from weft.graph.capture import Guards, Surroundings
+from weft.graph.capture import Guards
 from weft.graph.cell import Trace
 from weft.graph.hooks import for_all_modules, hooked
 
@@ -19,11 +19,10 @@ _hooks = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "
 class Held:
     """Some traces that hold now. Where a module carries hooks or is scripted, or a tensor is complex, `can_tell` says no."""
 
-    def __init__(self, traces: Sequence[Trace], more: Surroundings | None = None) -> None:
-        """`more`: what must not change either."""
+    def __init__(self, traces: Sequence[Trace]) -> None:
         self.places = [place for trace in traces for place in trace.places]
         self.kinds = [kind[:-1] for trace in traces for kind in trace.tensor_kinds]
-        self.guards = Guards.together([*[trace.guards for trace in traces], *([] if more is None else [Guards(more)])])
+        self.guards = Guards.together([trace.guards for trace in traces])
         self.modules = [module.__dict__ for module in {id(m): m for trace in traces for m in trace.modules}.values()]
 
     @staticmethod

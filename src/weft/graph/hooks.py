@@ -20,8 +20,20 @@ def hooked(modules: Iterable[nn.Module]) -> nn.Module | None:
 
 
 def for_all_modules() -> bool:
-    """Whether there are hooks of every module, as `torch.nn.modules.module.register_module_forward_hook` makes them."""
-    return bool(_all._has_any_global_hook())
+    """Whether there are hooks of every module, as `torch.nn.modules.module.register_module_forward_hook` makes them.
+
+    Torch's own only tell where it is: those of `FlopCounterMode`, which counts operations as they come.
+    """
+    if not _all._has_any_global_hook():
+        return False
+    every = (
+        _all._global_forward_pre_hooks,
+        _all._global_forward_hooks,
+        _all._global_backward_pre_hooks,
+        _all._global_backward_hooks,
+    )
+    hooks = [hook for one in every for hook in one.values()]
+    return not all(str(getattr(hook, "__module__", "")).startswith("torch.") for hook in hooks)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
