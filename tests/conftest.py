@@ -1,5 +1,6 @@
 """Every plan that any test makes is verified; without a GPU, Triton's kernels are interpreted; without greenlet, tests of code
-that asks for the numbers of tensors are skipped. A test that leaves a recording or a mode behind fails, and only that test."""
+that asks for the numbers of tensors are skipped. A test that leaves a recording or a mode behind fails, and only that test.
+Random numbers are the same in every run, whichever tests ran before."""
 
 import os
 from collections.abc import Generator
@@ -10,6 +11,11 @@ import torch
 os.environ["WEFT_VERIFY"] = "1"
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,9 +43,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 @pytest.fixture
 def one_thread() -> Generator[None, None, None]:
-    """Sweeps are walks, whatever the number of rows; random numbers are the same in every run."""
+    """Sweeps are walks, whatever the number of rows."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
