@@ -126,17 +126,19 @@ def test_inference_that_comes_again(launched: list[int]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_replay_never_waits_for_the_device() -> None:
+def test_a_replay_never_waits_for_the_device(launched: list[int]) -> None:
     model, _, graph, x = case("n-ary tree-lstm", 64)
     x, cotangent = x.to(CUDA), torch.ones(graph.num_vertices, 5, device=CUDA)
     for _ in range(3):
         model(graph, x, graph=True).backward(cotangent)
     torch.cuda.synchronize()
+    before = len(launched)
     try:
-        torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error")  # whoever waits raises
         model(graph, x, graph=True).backward(cotangent)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert len(launched) == before + 2  # forward and back
 
 
 def test_every_stream_has_captures_of_its_own(launched: list[int]) -> None:
