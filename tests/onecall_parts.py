@@ -13,6 +13,7 @@ import weft
 import weft.nn
 from kernel_parts import results, tree
 from weft.run.gpu.execution import GpuExecution
+from weft.run.gpu.onecall.kept import Kept
 from weft.run.gpu.onecall.lowered import Versions
 
 
@@ -24,7 +25,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def whole(self: GpuExecution, recipe: Any, *rest: Any) -> Any:
         found = right(self, recipe, *rest)
         before = self.whole if rest[1:] else None
-        versions = Versions.of(recipe, self.call.device, before)
+        versions = Versions.of(recipe, self.call.device, before, isinstance(rest[1] if rest[1:] else None, Kept))
         seen.append(found is not None if versions.kept else versions.refused)
         return found
 

@@ -14,9 +14,10 @@ from weft.plan.plan import NOT_A_SLICE, Plan
 from weft.plan.returns import returns
 from weft.plan.schedule import schedule
 from weft.plan.shape import native
+from weft.run.gpu.onecall.numbers import floor
 from weft.run.gpu.table import largest_step, step_sizes, step_table
 from weft.run.indices import Indices
-from weft.run.told import FACTS, Told
+from weft.run.told import FACTS, PLAN, Told
 
 CPU = torch.device("cpu")
 BINARY, BAG, EACH = Port("slots", (0, 1)), Port("sum", (0,)), Port("edges", (0,))
@@ -94,7 +95,7 @@ def facts(plan: Plan) -> dict[Hashable, Callable[[Indices], Any]]:
 
 def value(told: Told, indices: Indices) -> Any:
     """What a text means: a number, or the integers at an address."""
-    space = dict(zip(("n", "b", "base", "back", "host"), indices.told, strict=True))
+    space: dict[str, Any] = {"FLOOR": floor, **dict(zip(PLAN, indices.told, strict=True))}
     number = eval(told.text, space)
     return number if told.rows is None else list((ctypes.c_int32 * eval(told.rows, space)).from_address(number))
 
@@ -109,7 +110,9 @@ def test_what_numbers_tell_is_what_the_arrays_say() -> None:
     for seed in range(400):
         plan = random_plan(seed)
         indices, expected = brought(plan), facts(plan)
-        texts = indices.texts(expected)
+        texts, space = indices.texts(expected), dict(zip(PLAN, indices.told, strict=True))
+        for numbers, place in ((space["n"], space["n_at"]), (space["b"], space["b_at"])):  # C reads them there
+            assert list((ctypes.c_int32 * len(numbers)).from_address(place)) == numbers
         for key, told in texts.items():
             wanted = expected[key](indices)
             assert value(told, indices) == (wanted.tolist() if isinstance(wanted, torch.Tensor) else wanted), (seed, key)

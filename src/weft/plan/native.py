@@ -14,7 +14,7 @@ import numpy.typing as npt
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, is_plain, library
 from weft.plan.plan import Plan, Return
-from weft.plan.shape import BACK_COUNT, BACK_TRAITS, KINDS, OF_BACK, NativePlan, native, shape_of
+from weft.plan.shape import BACK_COUNT, BACK_HEADER, BACK_TRAITS, KINDS, OF_BACK, NativePlan, native, shape_of
 
 Longs = npt.NDArray[np.int64]
 POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
@@ -22,7 +22,7 @@ POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
 # Which of the first numbers of a plan tell how far a device reads, and how much room returns need; how the table of returns is
 # made: as in `c/tables.c` and `c/returns.c`.
 DEVICE_END, BACK_ROOM = 6, 19
-BACK_DEVICE_END, BACK_HEADER = 1, 4
+BACK_DEVICE_END = 1
 
 
 def plan_natively(program: Program, policy: str, max_rows: int | None, started: float) -> Plan | None:
@@ -118,9 +118,10 @@ def find_returns(plan: NativePlan) -> Ints | None:
     """Have C find the returns of a plan, once; None where it cannot."""
     if plan.back is None:
         back = np.empty(plan.buffer.item(BACK_ROOM), dtype=np.int32)
-        if not len(back) or not library().weft_returns(address(plan.buffer), address(back)):
+        place = address(back)
+        if not len(back) or not library().weft_returns(plan.place, place):
             return None
-        plan.back = back
+        plan.back, plan.back_place = back, place
         plan.back_numbers = back[BACK_HEADER : BACK_HEADER + back.item(0) * OF_BACK].tolist()
         plan.back_traits = tuple(plan.back_numbers[BACK_TRAITS::OF_BACK])
     return plan.back

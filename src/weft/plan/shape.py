@@ -26,6 +26,8 @@ BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_T
     12,
 )
 ONE_READER = 2
+BACK_HEADER = 4
+"""So many numbers come before the table."""
 
 
 class Shape:
@@ -121,8 +123,12 @@ class NativePlan(Plan):
     """As `fill_views` in `c/tables.c` has put them together."""
     place: int
     """Where the buffer is."""
+    numbers_at: int
+    """Where the numbers lie in it."""
     back: Ints | None = None
     """What `weft_returns` has found."""
+    back_place: int = 0
+    """Where that is."""
     back_numbers: list[int] = []  # noqa: RUF012  # nobody adds to it
     """Its table."""
     back_traits: tuple[int, ...] | None = None
@@ -134,6 +140,7 @@ class NativePlan(Plan):
     ) -> NativePlan:
         plan = NativePlan.__new__(NativePlan)
         numbers: list[int] = buffer[at:end].tolist()
+        place = address(buffer)
         plan.__dict__.update(
             program=program,
             policy=policy,
@@ -141,7 +148,8 @@ class NativePlan(Plan):
             layout=layout,
             buffer=buffer,
             numbers=numbers,
-            place=address(buffer),
+            place=place,
+            numbers_at=place + 4 * at,
             group_of=layout.group_of,
             present=layout.present,
             class_of=layout.class_of,

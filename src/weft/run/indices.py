@@ -15,7 +15,7 @@ from weft.graph.program import Ints
 from weft.plan.native import device_parts, find_returns, owners_natively
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
-from weft.plan.shape import native
+from weft.plan.shape import BACK_HEADER, native
 from weft.run.columns import Cut, Cuts, Numbers
 from weft.run.told import Told, texts_of
 from weft.run.upload import Uploaded, as_tensor
@@ -159,12 +159,13 @@ class Indices:
             self._places += self.there[-1].places
 
     @property
-    def told(self) -> tuple[list[int], list[int], int, int, int]:
-        """What texts read: the numbers of a plan and of its returns, their addresses on the device, and the plan's own."""
+    def told(self) -> tuple[list[int], list[int], int, int, int, int, int]:
+        """What texts read: the numbers of a plan and of its returns, where these lie, their addresses on the device, and the
+        plan's own."""
         plan = native(self.plan)
         assert plan is not None
-        places = self._places
-        return plan.numbers, plan.back_numbers, places[0], places[1] if len(places) > 1 else 0, plan.place
+        places, tables = self._places, (plan.numbers_at, plan.back_place + 4 * BACK_HEADER)
+        return plan.numbers, plan.back_numbers, *tables, places[0], places[1] if len(places) > 1 else 0, plan.place
 
     def texts(self, keys: Iterable[Hashable]) -> dict[Hashable, Told]:
         """Facts that `told` is enough for, by their keys; plans of one recipe have the same."""

@@ -1,7 +1,8 @@
 """Facts of plans that were made in C, as texts: what a recipe must know of a plan, read from its numbers and nothing else.
 
 In these texts, which Python and C understand alike, `n` are the numbers of the plan and `b` those of its returns
-(`weft.plan.shape`), `base` and `back` are the addresses of their copies on the device, and `host` is that of the plan itself.
+(`weft.plan.shape`), `base` and `back` are the addresses of their copies on the device, and `host` is that of the plan itself;
+FLOOR divides and rounds down.
 The slow twins are the functions that writers of recipes give for the same facts.
 """
 
@@ -26,13 +27,17 @@ from weft.plan.shape import (
 
 Way = tuple[int, int, int]
 
+PLAN = ("n", "b", "n_at", "b_at", "base", "back", "host")
+"""What a call is told of a plan (`Indices.told`); `n_at` and `b_at`: where the numbers lie, as 32 bits each, for C."""
+
 
 @dataclass(frozen=True)
 class Told:
-    """A number; or, with `rows`, the address of an array of so many integers."""
+    """A number; or, with `rows`, the address of an array of so many integers; or several `parts`, a tuple in `text`."""
 
     text: str
     rows: str | None = None
+    parts: tuple[str, ...] = ()
 
 
 def texts_of(keys: Iterable[Hashable], layout: Shape, back_traits: Sequence[int]) -> dict[Hashable, Told]:
@@ -63,7 +68,7 @@ class _Telling:
         return Told(self._many(self.layout.rows(type)))
 
     def part_of_rows(self, type: int, each: int) -> Told:
-        return Told(f"({self._many(self.layout.rows(type))} // {each})")
+        return Told(f"FLOOR({self._many(self.layout.rows(type))}, {each})")
 
     def nodes(self) -> Told:
         return Told(f"({' + '.join(self.rows(type).text for type in self.layout.present)})")
@@ -99,7 +104,8 @@ class _Telling:
     def steps(self, group: int) -> Told:
         """Where the first and the last rows of steps are, for C, and how many steps there are."""
         lo, hi = self.layout.steps(group, 1), self.layout.steps(group, 2)
-        return Told(f"(host + 4 * n[{lo}], host + 4 * n[{hi}], {self._many(lo)})")
+        parts = f"host + 4 * n[{lo}]", f"host + 4 * n[{hi}]", self._many(lo)
+        return Told(f"({', '.join(parts)})", parts=parts)
 
     def turns(self, group: int, backward: bool, first: int, limits: object) -> Told:
         return self.steps(group)

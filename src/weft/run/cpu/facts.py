@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from weft.plan.library import address
 from weft.plan.shape import NativePlan, native
 from weft.run.indices import Indices
 from weft.run.recipe import Recipe
@@ -24,8 +23,7 @@ def facts_of(recipe: Recipe, indices: Indices, before: Sequence[Any]) -> tuple[A
         telling = recipe.whole[_TELLING] = _telling(recipe, plan)
     tell, rest = telling
     found = [make(indices) if callable(make) else before[make] for make in rest]
-    back = plan.back
-    return tell(plan.numbers, plan.back_numbers, plan.place, 0 if back is None else address(back), found)
+    return tell(plan.numbers, plan.back_numbers, plan.place, plan.back_place, found)
 
 
 def _telling(recipe: Recipe, plan: NativePlan) -> tuple[Callable[..., tuple[Any, ...]], list[Any]]:

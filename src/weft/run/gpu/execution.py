@@ -13,6 +13,7 @@ from weft.run.backward import Backward
 from weft.run.execution import Execution
 from weft.run.gpu.firststep import as_kept_otherwise
 from weft.run.gpu.launch import Fresh, allocator, current_stream
+from weft.run.gpu.onecall.kept import Kept
 from weft.run.gpu.onecall.lowered import Lowered, Versions, can_lower
 from weft.run.gpu.onecall.note import Given
 from weft.run.gpu.recipeback import GpuBackText
@@ -22,6 +23,10 @@ from weft.run.recipe import MOST_RECIPES, Recipe, written
 from weft.run.recipeforward import Saved
 
 _autograd: Any = torch._C._autograd
+
+
+Saving = Sequence[Tensor] | Kept
+"""What forward keeps for backward."""
 
 
 class GpuExecution(Execution):
@@ -35,7 +40,7 @@ class GpuExecution(Execution):
     """What ran the forward pass as one call."""
     replay: Replay | None = None
     """What ran the forward pass and will run the backward pass."""
-    kept: tuple[Tensor, ...] = ()
+    kept: Saving = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
@@ -64,7 +69,7 @@ class GpuExecution(Execution):
     def backward(
         self, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        mine, keep = [*saved, *self.kept], _autograd._get_current_graph_task_keep_graph()
+        mine, keep = saved or self.kept, _autograd._get_current_graph_task_keep_graph()
         if not keep:
             self.kept = ()
         try:
@@ -74,25 +79,26 @@ class GpuExecution(Execution):
                 self.replay = None
 
     def _backward(
-        self, tensors: Sequence[Tensor], saved: list[Tensor], grads: Sequence[Tensor | None], keep: bool, owned: bool
+        self, tensors: Sequence[Tensor], saved: Saving, grads: Sequence[Tensor | None], keep: bool, owned: bool
     ) -> list[Tensor | None]:
         """`owned`: nobody else has what was saved."""
         found = None if self.recipe is None else self._suiting(self._known_back(self.recipe, grads))
         if found is None:
+            mine = list(saved)
             if self.recipe is not None:
-                saved = as_kept_otherwise(self, self.recipe.about, tensors, saved)
-            return super().backward(tensors, saved, grads)
+                mine = as_kept_otherwise(self, self.recipe.about, tensors, mine)
+            return super().backward(tensors, mine, grads)
         results: list[Tensor | None] | None = None
         if not keep:
             results = replayed_back(self, found, tensors, saved, grads)
             results = self._whole(found, tensors, saved, grads, owned) if results is None else results
-        return self._backward_by(found, tensors, saved, grads, keep) if results is None else results
+        return self._backward_by(found, tensors, list(saved), grads, keep) if results is None else results
 
     def _whole(
         self,
         recipe: Recipe,
         tensors: Sequence[Tensor],
-        saved: Sequence[Tensor] | None = None,
+        saved: Saving | None = None,
         grads: Sequence[Tensor | None] = (),
         owned: bool = False,
         fresh: Fresh | None = None,
@@ -101,7 +107,7 @@ class GpuExecution(Execution):
         device, before = self.call.device, None if saved is None else self.whole
         if not can_lower(device):
             return None
-        versions = Versions.of(recipe, device, before)
+        versions = Versions.of(recipe, device, before, isinstance(saved, Kept))
         rest = tensors, saved, grads, owned and before is not None, current_stream(device), fresh or allocator(device)
         for fast in versions.kept:
             found = fast.run(fast.facts(self.indices), *rest)

@@ -24,9 +24,9 @@ from weft.run.gpu.replays import Replays
 from weft.run.recipe import Recipe
 
 if TYPE_CHECKING:
-    from weft.run.gpu.execution import GpuExecution
+    from weft.run.gpu.execution import GpuExecution, Saving
 
-Results = tuple[Sequence[Tensor], tuple[Tensor, ...]]
+Results = tuple[Sequence[Tensor], "Saving"]
 """Of a forward pass, and what is kept for the backward pass."""
 
 _autograd: Any = torch._C._autograd
@@ -134,7 +134,7 @@ def replayed(execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor])
 
 
 def replayed_back(
-    execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor], saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor], saved: Saving, grads: Sequence[Tensor | None]
 ) -> list[Tensor | None] | None:
     """The results of a backward pass, by a replay; None where it must run without."""
     replay, device = execution.replay, execution.call.device

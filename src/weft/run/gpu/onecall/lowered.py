@@ -15,11 +15,12 @@ from weft.cc import build, compiler
 from weft.plan.library import address
 from weft.run.gpu.driver import bind_thread
 from weft.run.gpu.launch import Kernel
+from weft.run.gpu.onecall.kept import Kept
 from weft.run.gpu.onecall.library import functions
 from weft.run.gpu.onecall.note import LISTS, Given, Noted, kind_of_fact, note
 from weft.run.gpu.onecall.numbers import NotLowered, floor
 from weft.run.gpu.onecall.text import FIRST_KERNEL, FIRST_VARIABLE, OF_KERNEL, Writer
-from weft.run.gpu.onecall.wrapper import wrapper_text
+from weft.run.gpu.onecall.wrapper import views_text, wrapper_text
 from weft.run.gpu.sweep import counter
 from weft.run.indices import Indices
 from weft.run.recipe import Fact, Recipe
@@ -79,9 +80,11 @@ class Versions:
     """Why there are no more."""
 
     @staticmethod
-    def of(recipe: Recipe, device: torch.device, before: Lowered | None) -> Versions:
-        """`before`: what ran the forward pass, whose memory a backward pass uses again."""
-        found: Versions = recipe.whole.setdefault((device, before), Versions())
+    def of(recipe: Recipe, device: torch.device, before: Lowered | None, as_one: bool = False) -> Versions:
+        """`before`: what ran the forward pass, whose memory a backward pass uses again; `as_one`: it comes as `Kept`."""
+        found: Versions | None = recipe.whole.get((device, before, as_one))
+        if found is None:
+            found = recipe.whole.setdefault((device, before, as_one), Versions())
         return found
 
     def add(
@@ -107,7 +110,10 @@ class Lowered:
     """A recipe as one call: `run(facts, tensors, saved, grads, owned, stream, fresh)`; None where the recipe must do it."""
 
     def __init__(self, noted: Noted, makers: dict[str, tuple[Hashable, Fact]], indices: Indices) -> None:
-        self.noted, self.text, self.device = noted, Writer(noted).write(), indices.device
+        texts = indices.texts([key for key, _ in makers.values()])
+        self.told = {name: texts[key] for name, (key, _) in makers.items() if key in texts}
+        self.rest = [make for name, (_, make) in makers.items() if name not in self.told]
+        self.noted, self.text, self.device = noted, Writer(noted, self.told).write(), indices.device
         path, known = compiler(), functions()
         if path is None or known is None:
             raise NotLowered("no compiler")
@@ -122,10 +128,9 @@ class Lowered:
         for number, (kernel, *_) in enumerate(self.text.kernels):
             if isinstance(kernel, Kernel):
                 self._compile(number)
-        texts = indices.texts([key for key, _ in makers.values()])
-        self.told = {name: texts[key] for name, (key, _) in makers.items() if key in texts}
-        self.rest = [make for name, (_, make) in makers.items() if name not in self.told]
         self.source = wrapper_text(noted, self.text.variables, self.told)
+        if noted.kept_as_one:
+            self.source = views_text(noted.results[1]) + self.source
         self.run = self._loaded()
 
     def facts(self, indices: Indices) -> tuple[Any, ...]:
@@ -161,6 +166,7 @@ class Lowered:
         space = {
             "torch": torch,
             "FLOOR": floor,
+            "Kept": Kept,
             "numbers": Struct(f"{FIRST_VARIABLE + len(self.text.variables)}q").pack,
             "table": ctypes.addressof(self.table),
             "blas": blas_handle,

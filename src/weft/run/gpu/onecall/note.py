@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.run.gpu.onecall.blocks import Block, Storage, same
+from weft.run.gpu.onecall.kept import Kept
 from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Operation, storages_of
 from weft.run.gpu.onecall.record import PerStep, Recorder, Steps, Stretches
@@ -30,7 +32,7 @@ class Given:
 
     tensors: Sequence[Tensor]
     rows: frozenset[int]
-    saved: Sequence[Tensor] | None = None
+    saved: Sequence[Tensor] | Kept | None = None
     grads: Sequence[Tensor | None] = ()
 
 
@@ -47,6 +49,25 @@ class Noted:
     """What the facts are: numbers, arrays on the device, or lists."""
     spent: list[tuple[Block, list[str]]]
     """What forward kept: memory as a whole, and the names of all that is part of it."""
+    saved: int
+    """How many tensors forward kept."""
+    saved_as_one: bool
+    """Whether they come as parts of one piece of memory (`Kept`)."""
+
+    @cached_property
+    def together(self) -> list[Storage]:
+        """What this keeps for backward, in one piece of memory: there, what was read makes room for something larger."""
+        if not isinstance(self.results, tuple):
+            return []
+        kept = [*kept_whole(self.results).values()]
+        return [storage for storage in kept if storage.dtype is kept[0].dtype]
+
+    @cached_property
+    def kept_as_one(self) -> bool:
+        """Whether all that is kept lies there, as rows that always have one size."""
+        kept: Sequence[Block] = self.results[1] if isinstance(self.results, tuple) else ()
+        fixed = all(type(size) is int for block in kept for size in (*block.shape[1:], *block.strides))
+        return bool(kept) and fixed and all(block.storage in self.together and block.dim() for block in kept)
 
 
 def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Given, device: torch.device) -> Noted:
@@ -78,7 +99,7 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
     spent = _spent(before, saved)
     operations = added_up(recorder.operations, [*brought])
     operations = in_thrifty_order(operations, _memory(operations, recorder, before, spent, [*brought]))
-    return Noted(recorder, operations, results, brought, kinds, spent)
+    return Noted(recorder, operations, results, brought, kinds, spent, len(saved), isinstance(given.saved, Kept))
 
 
 def _memory(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Produ
 from weft.run.gpu.onecall.placing import SOURCE as PLACING
 from weft.run.gpu.sweep import Walk
 from weft.run.gpu.table import MOST_STRETCHES, WIDTHS
+from weft.run.told import Told
 
 ROOM = 256
 """Bytes: blocks of working memory start at multiples of this."""
@@ -25,7 +26,8 @@ FIRST_KERNEL = 8
 """Before it, the table of functions holds those of the driver and of the library."""
 OF_KERNEL = 4
 """What the table says of a kernel: the function, programs, threads, shared memory."""
-FIRST_VARIABLE = 4
+FIRST_VARIABLE = 9
+"""Before it are the stream, the library's handle, the barrier's counter, the table, and what is told of a plan."""
 
 PRELUDE = f"""#define FIRST_KERNEL {FIRST_KERNEL}
 #define OF_KERNEL {OF_KERNEL}
@@ -39,6 +41,7 @@ IN_SINGLE = 68
 """How the library is told to add up in 32 bits."""
 
 _NAME = re.compile(r"\b[a-z]\w*\b")
+_NUMBER = re.compile(r"[ftgs]\d+(_rows|_n|_hi|_at)?|k\d+|owned")
 
 
 Entry = tuple[Kernel | tuple[Walk, str], tuple[object, ...], Sequence[torch.dtype | None], bool]
@@ -61,12 +64,15 @@ class Text:
 class Writer:
     """Writes the C of what a recipe does."""
 
-    def __init__(self, noted: Noted) -> None:
+    def __init__(self, noted: Noted, told: Mapping[str, Told]) -> None:
+        """`told`: facts that the plan's numbers tell, by name."""
         self.operations, self.results, self.inside = noted.operations, noted.brought, noted.recorder.inside
-        self.spent = noted.spent
+        self.noted, self.spent, self.told = noted, noted.spent, told
         self.text = Text()
         self.pointers: dict[str, bool] = {}
         """What is given; True for what may start anywhere."""
+        self.sizes: dict[str, int] = {}
+        """Bytes of one of its numbers."""
         self.arrays: dict[str, None] = {}
         self.working = self._working()
         self.lines: list[str] = []
@@ -94,6 +100,7 @@ class Writer:
         for block, names in self.spent:
             name, size = block.storage.name, f"({block.numel()}) * {block.dtype.itemsize}"
             self.pointers.setdefault(name, block.storage.anywhere)
+            self.sizes[name] = block.dtype.itemsize
             after = max(by_name.get(one, -1) for one in names) + 1
             found.append(f"{{{name}, owned ? {size} : 0, {after}, {end}}}")
         return found
@@ -101,15 +108,11 @@ class Writer:
     def write(self) -> Text:
         for operation in self.operations:
             self._operation(operation)
-        placing = self._placing()
+        placing, guards = self._placing(), " && ".join(f"({guard})" for guard in self.noted.recorder.example.guards) or "1"
+        guards = re.sub(r"\bnot \(", "!(", guards)
         body = "\n".join(self.lines)
         self.arrays |= dict.fromkeys(re.findall(r"\b(f\d+)\[at\]", body))
-        used = set(_NAME.findall(body)) | set(_NAME.findall(placing))
-        names = [name for name in (*self.pointers, *self.arrays) if name in used]
-        numbers = sorted(name for name in used if re.fullmatch(r"[ftgs]\d+(_rows|_n|_hi)?|owned", name) and name not in names)
-        self.text.variables = [*names, *numbers]
-        opening = [self._declared(name, FIRST_VARIABLE + at) for at, name in enumerate(self.text.variables)]
-        declared = "\n".join(f"    {line}" for line in opening)
+        declared = "\n".join(f"    {line}" for line in self._declarations(f"{body} {placing} {guards}"))
         checked = " | ".join(f"(int64_t){name}" for name, anywhere in self.pointers.items() if not anywhere) or "0"
         self.text.source = f"""{PRELUDE}
 static int64_t placed(const int64_t *a, char *room, char **at) {{
@@ -121,7 +124,7 @@ int64_t weft_room(const int64_t *a) {{
 {declared}
     const int64_t *h = (const int64_t *)a[3];
     char *at[{len(self.working) + 1}];
-    if (({checked}) & 15) return -1;
+    if ((({checked}) & 15) || !({guards})) return -1;
 {self._missing()}
     return placed(a, 0, at);
 }}
@@ -140,12 +143,40 @@ int64_t weft_call(const int64_t *a, char *room) {{
 """
         return self.text
 
-    def _declared(self, name: str, at: int) -> str:
-        if name in self.pointers:
-            return f"char *{name} = (char *)a[{at}]; (void){name};"
-        if name in self.arrays:
-            return f"const int32_t *{name} = (const int32_t *)a[{at}]; (void){name};"
-        return f"const int64_t {name} = a[{at}]; (void){name};"
+    def _declarations(self, text: str) -> list[str]:
+        """Lines that give names their values: of what is given, of what the plan's numbers tell, and of parts of memory."""
+        used = set(_NAME.findall(text)) | {*self.pointers}
+        parts = {name: where for name, where in self._parts().items() if name in used}
+        used |= {name for where in parts.values() for name in _NAME.findall(where)}
+        pointers = [name for name in (*self.pointers, "kept") if name in used and name not in parts]
+        arrays = [name for name in self.arrays if name in used]
+        numbers = sorted(name for name in used if _NUMBER.fullmatch(name) and name not in (*pointers, *arrays, *parts))
+        told = {name: found for name in (*pointers, *arrays, *numbers) if (found := self._told(name)) is not None}
+        self.text.variables = [name for name in (*pointers, *arrays, *numbers) if name not in told]
+        given = {name: f"a[{FIRST_VARIABLE + at}]" for at, name in enumerate(self.text.variables)}
+        lines = ["const int32_t *n = (const int32_t *)a[4], *b = (const int32_t *)a[5]; (void)n; (void)b;"]
+        lines.append("const int64_t base = a[6], back = a[7], host = a[8]; (void)base; (void)back; (void)host;")
+        for name, value in {**told, **given, **parts}.items():
+            kind = "const int32_t *" if name in arrays else "const int64_t " if name in numbers else "char *"
+            lines.append(f"{kind}{name} = ({kind.removesuffix(' ')})({value}); (void){name};")
+        return lines
+
+    def _told(self, name: str) -> str | None:
+        """What the plan's numbers tell, which are 32 bits each."""
+        base, _, which = name.partition("_")
+        if (told := self.told.get(base)) is None:
+            return None
+        text = told.rows if which == "rows" else told.parts[("", "hi", "n").index(which)] if told.parts else told.text
+        return re.sub(r"\b([nb]\[)", r"(int64_t)\1", text or "")
+
+    def _parts(self) -> dict[str, str]:
+        """Memory that is part of what is kept in one piece."""
+        found = {one.name: f"kept + {one.dtype.itemsize} * k{at}" for at, one in enumerate(self.noted.together)}
+        if self.noted.saved_as_one:
+            for name in self.pointers:
+                if name.startswith("s"):
+                    found[name] = f"kept + {self.sizes[name]} * {name}_at"
+        return found
 
     def _placing(self) -> str:
         count = len(self.working)
@@ -203,7 +234,7 @@ int64_t weft_call(const int64_t *a, char *room) {{
             start = f"w[{list(self.working).index(storage)}]"
         else:
             start = storage.name
-            self.pointers[storage.name] = storage.anywhere
+            self.pointers[storage.name], self.sizes[storage.name] = storage.anywhere, storage.dtype.itemsize
         offset = block.offset
         if isinstance(offset, int) and offset == 0:
             return start
@@ -238,14 +269,14 @@ int64_t weft_call(const int64_t *a, char *room) {{
         (how_one, apart_one), (how_other, apart_other) = _layout(one), _layout(other)
         a, b, c = self._address(other), self._address(one), self._address(out)
         shape = f"{how_other}, {how_one}, {columns}, {rows}, {inner}"
-        self.lines.append(f"{indent}{{ const float one = 1, kept = {int(product.adds)};")
+        self.lines.append(f"{indent}{{ const float one = 1, before = {int(product.adds)};")
         if out.dtype is torch.float32:
-            call = f"((single_product)h[2])(blas, {shape}, &one, {a}, {apart_other}, {b}, {apart_one}, &kept, {c}, {columns})"
+            call = f"((single_product)h[2])(blas, {shape}, &one, {a}, {apart_other}, {b}, {apart_one}, &before, {c}, {columns})"
         elif out.dtype in (torch.float16, torch.bfloat16):
             kind = KINDS[out.dtype]
             call = (
                 f"((mixed_product)h[3])(blas, {shape}, &one, {a}, {kind}, {apart_other}, {b}, {kind}, {apart_one}, "
-                f"&kept, {c}, {kind}, {columns}, {IN_SINGLE}, 99)"
+                f"&before, {c}, {kind}, {columns}, {IN_SINGLE}, 99)"
             )
         else:
             raise NotLowered(f"a product of {out.dtype}")

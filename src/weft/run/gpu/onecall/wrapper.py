@@ -8,10 +8,10 @@ from math import prod
 from typing import Any
 
 from weft.run.gpu.onecall.blocks import Block, Storage, same, strides_of
-from weft.run.gpu.onecall.note import Noted, kept_whole
+from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import ALIGNED, Size
 from weft.run.gpu.onecall.record import PerStep, Stretches
-from weft.run.told import Told
+from weft.run.told import PLAN, Told
 
 LISTS = {"t": "tensors", "s": "saved", "g": "grads"}
 """Names of given tensors start so."""
@@ -20,50 +20,53 @@ LISTS = {"t": "tensors", "s": "saved", "g": "grads"}
 def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) -> str:
     """The source of `run`. `texts`: facts that are told by the plan's numbers, by name; the others are given."""
     kinds = noted.facts
-    guards = noted.recorder.example.guards
-    together = _together(noted)
+    together = noted.together
     starts = {storage: f"k{at}" for at, storage in enumerate(together)}
-    results = f"return {_rendered(noted.results, noted.brought, starts)}"
     apart = {storage: sizes for storage, sizes in noted.brought.items() if storage not in together}
     memory = [f"{storage.name} = {_fresh(sizes, storage)}" for storage, sizes in apart.items()]
     memory += _parts({storage: noted.brought[storage] for storage in together})
-    values = ", ".join(_value(name, kinds, texts) for name in variables)
-    later = [
+    values = ", ".join([*(PLAN[2:] if texts else ["0"] * len(PLAN[2:])), *(_value(name, noted) for name in variables)])
+    body = [
+        *memory,
         f"given = numbers(stream, blas(), counter(device, stream).data_ptr(), table, {values})",
         "bytes = room(given)",
         "if bytes < 0: return None",
         "working = fresh((bytes,), (1,), torch.uint8)",
         "done(given, working.data_ptr())",
-        results,
+        f"return {_results(noted, starts)}",
     ]
-    checks = [f"if not ({' and '.join(f'({guard})' for guard in guards)}): return None"] if guards else []
-    body = [*checks, *memory, *later]
     names = sorted(set(re.findall(r"\b[tsgf]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
     given = [name for name in kinds if name not in texts]
-    heads = ["n", "b", "base", "back", "host"] * bool(texts) + given
+    heads = [*PLAN] * bool(texts) + given
     opening = [f"({', '.join(heads)},) = facts"] * bool(heads)
+    if noted.saved_as_one:
+        opening += [f"({_each(f's{at}{what}' for at in range(noted.saved))}) = saved.{of}" for what, of in SAVED.items()]
+        names = [name for name in names if not name.startswith("s")]
     opening += [f"{name} = {_given(name, texts)}" for name in names if name not in given]
     lines = "".join(f"    {line}\n" for line in [*opening, *body])
     return f"def run(facts, tensors, saved, grads, owned, stream, fresh):\n{lines}"
 
 
-def _together(noted: Noted) -> list[Storage]:
-    """What forward keeps for backward, in one piece of memory: there, what was read makes room for something larger."""
-    if not isinstance(noted.results, tuple):
-        return []
-    kept = [*kept_whole(noted.results).values()]
-    return [storage for storage in kept if storage.dtype is kept[0].dtype]
+SAVED = {"_at": "offsets", "_rows": "rows"}
+"""What is told of each part of what was kept in one piece."""
+
+
+def views_text(blocks: Sequence[Block]) -> str:
+    """The source of `views`: parts of memory as tensors."""
+    each = [
+        f"kept.as_strided({_tuple([f'rows[{at}]', *block.shape[1:]])}, {_tuple(block.strides)}, offsets[{at}])"
+        for at, block in enumerate(blocks)
+    ]
+    return f"def views(kept, offsets, rows):\n    return ({_each(each)})\n"
 
 
 def _parts(parts: Mapping[Storage, Sequence[Size]]) -> list[str]:
     """Lines that make memory for all of these, one behind the other, each from a multiple of 16 bytes on."""
-    starts, made = ["k0 = 0"] * bool(parts), list[str]()
+    starts = ["k0 = 0"] * bool(parts)
     for at, (storage, sizes) in enumerate(parts.items()):
         step, count = ALIGNED // storage.dtype.itemsize, prod(sizes)
         starts.append(f"k{at + 1} = k{at} - (-({count}) // {step}) * {step}")
-        made.append(f"{storage.name} = kept.as_strided({_tuple(sizes)}, {_tuple(strides_of(sizes))}, k{at})")
-    whole = [f"kept = fresh((k{len(parts)},), (1,), {storage.dtype})" for storage in [*parts][:1]]
-    return [*starts, *whole, *made]
+    return [*starts, *[f"kept = fresh((k{len(parts)},), (1,), {storage.dtype})" for storage in [*parts][:1]]]
 
 
 def _given(name: str, texts: Mapping[str, Told]) -> str:
@@ -77,27 +80,40 @@ def _given(name: str, texts: Mapping[str, Told]) -> str:
     return f"{found}.contiguous()" if name.startswith("g") else found
 
 
-def _value(name: str, kinds: dict[str, type], texts: Mapping[str, Told]) -> str:
+def _value(name: str, noted: Noted) -> str:
     """What C is given for a variable."""
-    base = re.sub(r"_(rows|n|hi)$", "", name)
-    kind = kinds.get(base)
+    base = re.sub(r"_(rows|n|hi|at)$", "", name)
+    kind = noted.facts.get(base)
     if kind is Stretches:
         return f"{base}[{('', '_hi', '_n').index(name.removeprefix(base))}]"
-    if kind in (PerStep, int) or name.endswith("_rows") or name in texts or name == "owned":
+    if kind in (PerStep, int) or name.endswith(("_rows", "_at")) or name == "owned" or re.fullmatch(r"k\d+", name):
         return name
-    return f"{name}.data_ptr()"
+    return f"{'saved.memory' if name == 'kept' and noted.saved_as_one else name}.data_ptr()"
 
 
 def _fresh(sizes: Sequence[Size], storage: Storage) -> str:
     return f"fresh({_tuple(sizes)}, {_tuple(strides_of(sizes))}, {storage.dtype})"
 
 
-def _tuple(items: Sequence[Size]) -> str:
-    return f"({', '.join(map(str, items))}{',' * (len(items) == 1)})"
+def _each(items: Any) -> str:
+    return "".join(f"{item}, " for item in items)
+
+
+def _tuple(items: Sequence[Any]) -> str:
+    return f"({_each(items)})"
+
+
+def _results(noted: Noted, starts: Mapping[Storage, str]) -> str:
+    """Results as text; `starts`: where memory begins that is part of what is kept."""
+    if not noted.kept_as_one:
+        return _rendered(noted.results, noted.brought, starts)
+    outputs, kept = noted.results
+    offsets = _each(f"{starts[block.storage]} + {block.offset}" for block in kept)
+    rows = _each(block.shape[0] for block in kept)
+    return f"{_rendered(outputs, noted.brought, starts)}, Kept(kept, ({offsets}), ({rows}), views)"
 
 
 def _rendered(results: Any, brought: Mapping[Storage, Sequence[Size]], starts: Mapping[Storage, str]) -> str:
-    """Results as text; `starts`: where memory begins that is part of what is kept."""
     if results is None:
         return "None"
     if isinstance(results, list | tuple):
@@ -105,7 +121,7 @@ def _rendered(results: Any, brought: Mapping[Storage, Sequence[Size]], starts: M
         return f"[{inner}]" if isinstance(results, list) else f"({inner})"
     block: Block = results
     storage = block.storage
-    if same(block.shape, brought[storage]) and same((block.offset,), (0,)):
+    if storage not in starts and same(block.shape, brought[storage]) and same((block.offset,), (0,)):
         return storage.name
-    offset = f"{starts[storage]} + {block.offset}" if storage in starts else str(block.offset)
-    return f"{storage.name}.as_strided({_tuple(block.shape)}, {_tuple(block.strides)}, {offset})"
+    memory, first = ("kept", f"{starts[storage]} + ") if storage in starts else (storage.name, "")
+    return f"{memory}.as_strided({_tuple(block.shape)}, {_tuple(block.strides)}, {first}{block.offset})"
