@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 def test_arrays_are_found_in_their_blocks() -> None:
     first, second = np.arange(7, dtype=np.int32), np.arange(100, 112, dtype=np.int32).reshape(3, 4)
-    there = Uploaded([first, second], CPU)
+    there = Uploaded([(address(one), one.size) for one in (first, second)], CPU)
     for array in (first, first[2:5], second, second[1]):
         found = there.tensor(array)
         assert found is not None

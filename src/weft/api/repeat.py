@@ -8,7 +8,7 @@ be seen at once is compared: the model's types and state, and everything that th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,9 +56,12 @@ def looks(graph: Any, x: Any, keywords: dict[str, Any]) -> Hashable | None:
     return x.shape[1:], x.dtype, device, x.requires_grad, of_graph, mood, Options.of(keywords) if keywords else None
 
 
+_can_be_distributed: bool = torch.distributed.is_available()
+
+
 def is_distributed() -> bool:
     """Whether processes train together."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return _can_be_distributed and torch.distributed.is_initialized()
 
 
 class Repeat:
@@ -80,19 +83,20 @@ class Repeat:
         plan = None if captured is None else self._plan(graph, plans)
         if plan is None or captured is None:
             return None
-        with uncast(self.call.device.type):
-            return run_batched(self.call.on(plan, {("x", 0): x}, captured))
+        call = self.call.on(plan, {("x", 0): x}, captured)
+        if not torch.is_autocast_enabled(call.device.type):
+            return run_batched(call)
+        with uncast(call.device.type):
+            return run_batched(call)
 
     def _plan(self, graph: Graph, plans: PlanCache) -> Plan | None:
         policy, max_rows = self.options.policy, self.options.max_rows
         key = plan_key(graph, self.kinds, None, self.options, False)
-        found = plans.find(key)
+        found: Any = plans.find(key)
         if found is None:
             assert isinstance(graph.together, KeptGraphs)
             found = from_graphs(GraphProgram(self.kinds.types, graph.together, self.table, None), policy, max_rows)
-        if found is not None:
-            plans.add(key, found)
-        return cast("Plan | None", found)
+        return None if found is None else plans.add(key, found)  # type: ignore[return-value]  # a model keeps plans there
 
 
 def _seen(model: VertexFunction) -> Any:

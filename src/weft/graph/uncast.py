@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_AS_EVER = nullcontext()
+
 
 def uncast(kind: str) -> Any:
     """A context without autocast on this kind of device."""
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_EVER
 
 
 def cat(parts: list[Tensor]) -> Tensor:

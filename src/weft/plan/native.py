@@ -84,13 +84,14 @@ def _as_array(types: tuple[NodeType, ...]) -> Ints | None:
     return np.array([*outputs, *port_ptr, *numbers, *position_ptr, *positions], dtype=np.int32)
 
 
-def device_parts(plan: Plan, training: bool) -> list[Ints]:
-    """What a device reads of a plan and its returns, each in one piece; nothing of plans that were not made in C."""
+def device_parts(plan: Plan, training: bool) -> list[tuple[int, int]]:
+    """What a device reads of a plan and its returns, each in one piece: its address, and how many integers it has; nothing of
+    plans that were not made in C."""
     made = native(plan)
     if made is None:
         return []
-    back = find_returns(made) if training else None
-    return [made.buffer[: made.buffer.item(DEVICE_END)], *([] if back is None else [back[: back.item(BACK_DEVICE_END)]])]
+    back, mine = find_returns(made) if training else None, (made.place, made.buffer.item(DEVICE_END))
+    return [mine] if back is None else [mine, (made.back_place, back.item(BACK_DEVICE_END))]
 
 
 def step_table_natively(plan: Plan, number: int) -> Ints | None:
@@ -124,6 +125,7 @@ def find_returns(plan: NativePlan) -> Ints | None:
         plan.back, plan.back_place = back, place
         plan.back_numbers = back[BACK_HEADER : BACK_HEADER + back.item(0) * OF_BACK].tolist()
         plan.back_traits = tuple(plan.back_numbers[BACK_TRAITS::OF_BACK])
+        plan.traits_with_back = plan.layout, plan.back_traits, plan.program.feed is None
     return plan.back
 
 

@@ -133,6 +133,10 @@ class NativePlan(Plan):
     """Its table."""
     back_traits: tuple[int, ...] | None = None
     """Of each way back: whether anything comes, rows have one reader at most, each has one, what comes first is a slice."""
+    traits: Hashable
+    """What decides everything about a plan that its numbers of rows do not: plans of equal traits answer alike."""
+    traits_with_back: Hashable | None = None
+    """Also about what comes back to whom, once that is found."""
 
     @staticmethod
     def of(
@@ -153,6 +157,7 @@ class NativePlan(Plan):
             group_of=layout.group_of,
             present=layout.present,
             class_of=layout.class_of,
+            traits=(layout, None, program.feed is None),
             _derived={},
             seconds=time.perf_counter() - started,
         )

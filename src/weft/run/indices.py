@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
+from weft.plan.library import address
 from weft.plan.native import device_parts, find_returns, owners_natively
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
@@ -131,6 +132,8 @@ class Indices:
         self.there: list[Uploaded] = []
         """What `bring` has copied to the device."""
         self._places: list[int] = []
+        self._brought: list[Ints] = []
+        """Arrays that are no part of the plan: they are found by their addresses, which must stay their own."""
 
     @property
     def plan(self) -> Plan:
@@ -153,7 +156,8 @@ class Indices:
         """
         parts = device_parts(self.plan, training)
         if not parts and not self.there:
-            self.there = [Uploaded([*more(), *self._arrays(training)], self.device)]
+            self._brought = [*more(), *self._arrays(training)]
+            self.there = [Uploaded([(address(array), array.size) for array in self._brought], self.device)]
         if len(parts) > len(self._places):
             self.there.append(Uploaded(parts[len(self._places) :], self.device))
             self._places += self.there[-1].places
@@ -177,14 +181,13 @@ class Indices:
         return texts_of(mine, plan.layout, plan.back_traits or ())
 
     def traits(self, back: bool) -> Hashable | None:
-        """What decides everything about a plan that its numbers of rows do not: plans of equal traits answer alike.
-
-        `back`: also about what comes back to whom. None where that is not known.
-        """
+        """Those of a plan that was made in C, `back`: with what comes back to whom; None where that is not known."""
         plan = native(self.plan)
-        if plan is None or (back and find_returns(plan) is None):
+        if plan is None:
             return None
-        return plan.layout, plan.back_traits if back else None, plan.program.feed is None
+        if back and plan.traits_with_back is None:
+            find_returns(plan)
+        return plan.traits_with_back if back else plan.traits
 
     def _arrays(self, training: bool) -> list[Ints]:
         plan = self.plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from weft.graph.program import Ints
 from weft.plan.library import address
 from weft.run.gpu.launch import allocator, current_stream
-from weft.run.gpu.pinned import SIZE, ring
+from weft.run.gpu.pinned import SIZE, Part, ring
 
 ALIGNED = 4
 """Blocks start at multiples of so many integers: 16 bytes."""
@@ -31,41 +32,38 @@ def has_own_memory(device: torch.device) -> bool:
 class Uploaded:
     """Integers on a device, in one piece of memory: blocks of arrays, in which the arrays are found by their addresses."""
 
-    def __init__(self, blocks: Sequence[Ints], device: torch.device) -> None:
-        self.blocks = blocks
-        self.spans: list[tuple[int, int, int]] = []
+    def __init__(self, blocks: Sequence[tuple[int, int]], device: torch.device) -> None:
+        """`blocks`: the address of each, and how many integers it has. The plan that they are part of is there for longer."""
+        self.parts: list[Part] = []
         total = 0
-        for block in blocks:
-            at = address(block)
-            self.spans.append((at, at + 4 * block.size, total))
-            total += -(-block.size // ALIGNED) * ALIGNED
+        for at, count in blocks:
+            self.parts.append((at, 4 * count, total))
+            total += -(-count // ALIGNED) * 4 * ALIGNED
         self.memory = self._sent(total, device) if device.type == "cuda" else self._copied(total, device)
         start = self.memory.data_ptr()
-        self.places = [start + 4 * at for _, _, at in self.spans]
+        self.places = [start + into for _, _, into in self.parts]
         """Where each block begins, on the device."""
 
     def _sent(self, total: int, device: torch.device) -> Tensor:
         """Through pinned memory that is there."""
-        there = ring(device) if 4 * total <= SIZE else None
+        there = ring(device) if total <= SIZE else None
         if there is None:
             return self._copied(total, device)
-        memory = allocator(device)((total,), (1,), torch.int32)
-        parts = [(first, last - first, 4 * at) for first, last, at in self.spans]
-        there.send(parts, memory.data_ptr(), 4 * total, current_stream(device))
+        memory = allocator(device)((total // 4,), (1,), torch.int32)
+        there.send(self.parts, memory.data_ptr(), total, current_stream(device))
         return memory
 
     def _copied(self, total: int, device: torch.device) -> Tensor:
         """Through pinned memory that torch keeps."""
-        pinned = torch.empty(total, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
-        into = pinned.numpy()
-        for block, (_, _, at) in zip(self.blocks, self.spans, strict=True):
-            into[at : at + block.size] = block.reshape(-1)
+        pinned = torch.empty(total // 4, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
+        for at, count, into in self.parts:
+            ctypes.memmove(pinned.data_ptr() + into, at, count)
         return pinned.to(device, non_blocking=True)
 
     def tensor(self, array: Ints) -> Tensor | None:
         """An array that lies in one of the blocks."""
         at = address(array)
-        for first, last, start in self.spans:
-            if first <= at < last:
-                return self.memory.narrow(0, start + (at - first) // 4, array.size)
+        for first, count, into in self.parts:
+            if first <= at < first + count:
+                return self.memory.narrow(0, (into + at - first) // 4, array.size)
         return None

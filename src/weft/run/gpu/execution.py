@@ -23,6 +23,8 @@ from weft.run.recipe import MOST_RECIPES, Recipe, written
 from weft.run.recipeforward import Saved
 
 _autograd: Any = torch._C._autograd
+_stride = Tensor.stride
+_precision: Any = torch._C._get_float32_matmul_precision
 
 
 Saving = Sequence[Tensor] | Kept
@@ -43,7 +45,7 @@ class GpuExecution(Execution):
     kept: Saving = ()
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        known = self._known("forward", tuple([tensor.stride() for tensor in tensors if tensor.dim() > 1]))
+        known = self._known("forward", *map(_stride, tensors))
         self.recipe = self._suiting(known)
         if self.recipe is not None:
             found = replayed(self, self.recipe, tensors) or self._whole(self.recipe, tensors)
@@ -154,10 +156,15 @@ class GpuExecution(Execution):
         return [None if one.nodes is None else self.plan.row[one.nodes] for one in self.call.wanted]
 
     def _known(self, *key: Any) -> list[Recipe | None]:
-        return self.codes.recipes.setdefault((*key, torch.get_float32_matmul_precision()), [])
+        made, by = self.codes.recipes, (*key, _precision())
+        known = made.get(by)
+        return made.setdefault(by, []) if known is None else known
 
     def _known_back(self, recipe: Recipe, grads: Sequence[Tensor | None]) -> list[Recipe | None]:
-        return self._known("backward", id(recipe), bool(self.must), tuple([grad is None for grad in grads]))
+        return self._known("backward", id(recipe), bool(self.must), *[grad is None for grad in grads])
 
     def _suiting(self, known: Sequence[Recipe | None]) -> Recipe | None:
-        return next((one for one in known if one is not None and one.suits(self.indices)), None)
+        for one in known:
+            if one is not None and one.suits(self.indices):
+                return one
+        return None

@@ -46,7 +46,7 @@ _fast: Fresh | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", No
 
 def allocator(device: torch.device) -> Fresh:
     """Makes tensors with unknown contents from sizes, strides and dtype; on the current GPU by a short way."""
-    if _fast is not None and device.type == "cuda" and device.index == torch.cuda.current_device():
+    if _fast is not None and device.type == "cuda" and device.index == torch._C._cuda_getDevice():
         return _fast
     return lambda sizes, strides, dtype: torch.empty(sizes, dtype=dtype, device=device)
 

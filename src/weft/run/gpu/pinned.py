@@ -79,14 +79,18 @@ def _sender() -> Any:
 _rings: dict[torch.device, Ring | None] = {}
 
 
+def _ring() -> Ring | None:
+    try:
+        return Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8, device="cpu", pin_memory=True), Driver())
+    except LookupError:
+        return None
+
+
 def ring(device: torch.device) -> Ring | None:
     """The ring of a device; None without driver or compiler, and while launches are captured instead of run."""
     if device not in _rings:
-        try:
-            _rings[device] = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8, device="cpu", pin_memory=True), Driver())
-        except LookupError:
-            _rings[device] = None
-    if torch.cuda.is_current_stream_capturing():
+        _rings[device] = _ring()
+    if torch._C._cuda_isCurrentStreamCapturing():
         return None
     bind_thread()
     return _rings[device]
