@@ -12,7 +12,7 @@ from torch import Tensor
 import weft
 import weft.nn
 from benchmarks import data
-from benchmarks.gpu.trees import forget_plans
+from benchmarks.gpu.trees import keep_no_plans
 from benchmarks.workloads.grid import _waves
 from benchmarks.workloads.levels import Levels, concatenated, make_levels
 
@@ -71,10 +71,10 @@ def grid_batches(count: int, d: int, batches: int) -> list[Batch]:
 
 def weft_step(model: Model, anew: bool = True) -> Callable[[Batch], None]:
     """Merging cached graphs, planning (unless batches are of one structure), the copy to the device, forward and backward."""
+    if anew:
+        keep_no_plans(model)
 
     def step(batch: Batch) -> None:
-        if anew:
-            forget_plans(model)
         model.zero_grad()
         model(weft.Graph.batch(batch.graphs), batch.x).backward(batch.gradient)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import weft
 import weft.nn
 from benchmarks.gpu import timing
-from benchmarks.gpu.trees import forget_plans
+from benchmarks.gpu.trees import keep_no_plans
 
 CUDA = torch.device("cuda")
 LEAVES, D = 128, 1024
@@ -61,13 +61,13 @@ def cases(counts: Sequence[int]) -> dict[str, dict[str, float]]:
         roots = torch.arange(1, max(counts) + 1, device=CUDA) * n - 1
         single = timing.walls({"one": lambda at: one_tree(model, shapes[at], x)}, [0, 1], 3)["one"]
         for same in (True, False):
+            if not same:  # plans of one structure are made once
+                keep_no_plans(model)
             for count in counts:
                 chosen = graphs[:1] * count if same else graphs[:count]
                 rows = x[: count * n]
 
-                def step(batch: list[weft.Graph], rows: Tensor = rows, count: int = count, same: bool = same) -> None:
-                    if not same:  # plans of one structure are made once
-                        forget_plans(model)
+                def step(batch: list[weft.Graph], rows: Tensor = rows, count: int = count) -> None:
                     model(weft.Graph.batch(batch), rows).index_select(0, roots[:count])
 
                 figures = {"weft wall": round(timing.walls({"weft": step}, [chosen, chosen], 5)["weft"], 1)}

@@ -103,9 +103,9 @@ def hand_step(model: NaryTreeLSTM, forward: Callable[[Batch], Tensor]) -> Callab
 def weft_step(model: NaryTreeLSTM, **options: object) -> Callable[[Batch], None]:
     """Merging cached graphs, planning, the copy to the device, forward and backward."""
     parameters = list(model.parameters())
+    keep_no_plans(model)
 
     def step(batch: Batch) -> None:
-        forget_plans(model)
         without_gradients(parameters)
         model(weft.Graph.batch(batch.graphs), batch.x, **options).backward(batch.gradient)
 
@@ -118,9 +118,9 @@ def without_gradients(parameters: Sequence[Tensor]) -> None:
         parameter.grad = None
 
 
-def forget_plans(model: weft.VertexFunction) -> None:
+def keep_no_plans(model: weft.VertexFunction) -> None:
     """So that batches that come again are planned again, as new ones are."""
-    ModelCache.of(model).plans = PlanCache()
+    ModelCache.of(model).plans = PlanCache(0)
 
 
 def load(folder: str | None, count: int) -> tuple[list[data.BinaryTree], list[weft.Graph]]:

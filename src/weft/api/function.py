@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -170,4 +170,5 @@ class Typed(VertexFunction):
         raise TypeMismatch("Typed runs on a graph: model(graph, x)")
 
     def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
-        return list(cast("dict[str, VertexFunction]", self.functions._modules).items())
+        functions: Any = self._modules["functions"]
+        return [*functions._modules.items()]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, library
-from weft.plan.native import described, finished
+from weft.plan.native import Sizes, described, finished
 from weft.plan.plan import Plan
 
 MOST_KINDS = 63
@@ -200,7 +200,7 @@ def plan_graphs(program: GraphProgram, policy: str, max_rows: int | None, starte
     graphs, kinds = program.graphs, described(program.types)
     if kinds is None or not graphs.vertices:
         return None
-    sizes = np.empty(3, dtype=np.int64)
+    sizes = Sizes()
     work = library().weft_plan_graphs(
         graphs.place,
         graphs.count,
@@ -208,6 +208,6 @@ def plan_graphs(program: GraphProgram, policy: str, max_rows: int | None, starte
         address(kinds),
         address(program.table),
         max_rows or 0,
-        address(sizes),
+        sizes,
     )
     return None if work is None else finished(work, program, policy, max_rows, sizes, started)

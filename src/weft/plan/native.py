@@ -6,7 +6,9 @@ the same plan or raises what is to be raised. A plan comes back as one array of 
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +34,7 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
     arrays = [program.type, program.ptr, program.src] + ([] if program.out is None else [program.out])
     if kinds is None or not all(map(is_plain, arrays)):
         return None
-    sizes = np.empty(3, dtype=np.int64)
+    sizes = Sizes()
     work = made.weft_plan(
         program.num_nodes,
         program.num_arguments,
@@ -42,17 +44,21 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
         None if program.out is None else address(program.out),
         POLICIES[policy],
         max_rows or 0,
-        address(sizes),
+        sizes,
     )
     return None if work is None else finished(work, program, policy, max_rows, sizes, started)
 
 
-def finished(work: int, program: Program, policy: str, max_rows: int | None, sizes: Longs, started: float) -> Plan | None:
+Sizes = ctypes.c_int64 * 3
+"""What C tells of a plan: how long it is; then where it tells its shape and its numbers, and where these end."""
+
+
+def finished(work: int, program: Program, policy: str, max_rows: int | None, sizes: Any, started: float) -> Plan | None:
     """The plan that C has begun; None where it gives up."""
-    buffer = np.empty(sizes.item(0), dtype=np.int32)
-    if not library().weft_fill(work, address(buffer), address(sizes)):
+    buffer = np.empty(sizes[0], dtype=np.int32)
+    if not library().weft_fill(work, address(buffer), sizes):
         return None
-    at_shape, at_views, end = sizes.tolist()
+    at_shape, at_views, end = sizes
     shape = shape_of(buffer[at_shape:at_views].tobytes())
     return NativePlan.of(shape, program, policy, max_rows, buffer, at_views, end, started)
 
@@ -103,7 +109,7 @@ def step_table_natively(plan: Plan, number: int) -> Ints | None:
 def largest_step_natively(plan: Plan, number: int) -> int | None:
     """The rows of a group's largest step; None for plans that were not made in C."""
     made = native(plan)
-    return None if made is None else made.numbers[made.layout.largest_step(number)]
+    return None if made is None else made.numbers[made.layout.largest_steps[number]]
 
 
 def owners_natively(plan: Plan, number: int) -> Ints | None:

@@ -60,6 +60,8 @@ class Shape:
         ]
         self._ways = {way: OF_BACK * at for at, way in enumerate(ways)}
         self._known: tuple[tuple[NodeType, ...], Hashable] | None = None
+        self.largest_steps = [self.step_table(group) + 2 for group in range(groups)]
+        """Of each group: where the rows of its largest step are told."""
 
     # Where the arrays of a plan begin in its numbers; where they end is the next number.
 
@@ -81,9 +83,6 @@ class Shape:
         return self.read(len(self.reads), 0) + 3 * group
 
     # Where single numbers are.
-
-    def largest_step(self, group: int) -> int:
-        return self.step_table(group) + 2
 
     def class_first(self, output: tuple[int, int]) -> int:
         """The first class row."""
@@ -142,9 +141,8 @@ class NativePlan(Plan):
     def of(
         layout: Shape, program: Program, policy: str, max_rows: int | None, buffer: Ints, at: int, end: int, started: float
     ) -> NativePlan:
-        plan = NativePlan.__new__(NativePlan)
+        plan, place = NativePlan.__new__(NativePlan), address(buffer)
         numbers: list[int] = buffer[at:end].tolist()
-        place = address(buffer)
         plan.__dict__.update(
             program=program,
             policy=policy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import proxy, ref
 
 import numpy as np
@@ -145,9 +145,10 @@ class Indices:
     @staticmethod
     def of(plan: Plan, device: torch.device) -> Indices:
         key = ("indices", device)
-        if key not in plan._derived:
-            plan._derived[key] = Indices(plan, device)
-        return cast(Indices, plan._derived[key])
+        found: Any = plan._derived.get(key)
+        if found is None:
+            found = plan._derived[key] = Indices(plan, device)
+        return found  # type: ignore[no-any-return]  # what is there under this key
 
     def bring(self, training: bool, more: Callable[[], list[Ints]] = list) -> None:
         """Copy what a call will need to the device, all at once. What is not brought here is copied when it is needed.

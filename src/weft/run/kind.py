@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.graph.ports import port_of
+from weft.plan.shape import native
 from weft.run.call import Call
 from weft.run.code import CellCode, Codes, Role
 
@@ -23,18 +24,15 @@ def given_tensors(call: Call) -> tuple[list[Tensor], list[int]]:
     captured = call.captured
     if captured is None:
         captured = [tensor for t in call.plan.present for tensor in call.cells[t].trace.captured()]
-    seen: dict[int, int] = {}
-    tensors: list[Tensor] = []
-    places: list[int] = []
-    for tensor in captured:
-        place = seen.setdefault(id(tensor), len(tensors))
-        if place == len(tensors):
-            tensors.append(tensor)
-        places.append(place)
+    once = dict(zip(map(id, captured), captured, strict=True))
+    tensors, places = [*once.values()], [*range(len(captured))]
+    if len(once) < len(captured):
+        numbers = {key: at for at, key in enumerate(once)}
+        places = [numbers[id(tensor)] for tensor in captured]
     tensors += call.feeds.values()
     tensors += call.edges
     if call.everyone:
-        tensors += [tensor for tensor in call.everyone if id(tensor) not in seen]
+        tensors += [tensor for tensor in call.everyone if id(tensor) not in once]
     return tensors, places
 
 
@@ -42,10 +40,12 @@ def kind_of(call: Call, tensors: list[Tensor], places: list[int]) -> Kind:
     """As an earlier call had it, if one was of the same kind."""
     if call.alike is None:
         return _compared(call, tensors, places)
-    shape = call.plan.shape
-    for known_shape, known_places, known in call.alike:
+    kind: Kind
+    made = native(call.plan)
+    shape = call.plan.shape if made is None else made.layout  # such calls have the same types
+    for known_shape, known_places, kind in call.alike:
         if known_shape is shape and known_places == places:
-            return cast(Kind, known)
+            return kind
     kind = _compared(call, tensors, places)
     call.alike[:] = [(shape, places, kind), *call.alike][:MOST_RECENT]
     return kind

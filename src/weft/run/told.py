@@ -119,7 +119,7 @@ class _Telling:
     def widest(self, type: int, port: int | None) -> Told | None:
         group = self.layout.group_of[type]
         alone = port is None and len(self.layout.groups[group][1]) == 1
-        return Told(f"n[{self.layout.largest_step(group)}]") if alone else None
+        return Told(f"n[{self.layout.largest_steps[group]}]") if alone else None
 
     def _of_way(self, way: Way, what: int) -> str:
         return f"b[{self.layout.way(way) + what}]"
