@@ -89,6 +89,7 @@ class Slow(Driver):
         self.events = 0
         calls = ctypes.CFUNCTYPE(*[ctypes.c_int, ctypes.c_int64]), ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 4)
         self.kept = (
+            calls[0](lambda event: 600 * (event in self.pending)),
             calls[0](self.wait),
             calls[1](self.copy),
             ctypes.CFUNCTYPE(*[ctypes.c_int] + [ctypes.c_int64] * 2)(self.record),
@@ -125,6 +126,20 @@ def test_pinned_memory_is_used_again_when_its_copy_is_done() -> None:
         driver.wait(event)
     for number, place in enumerate(found):
         assert place.tolist() == [number, number, *place[2:4].tolist(), number, number, number, 0]
+
+
+def test_memory_that_is_free_is_used_before_any_other() -> None:
+    driver = Slow()
+    ring = Ring(torch.empty(SLOTS * SIZE, dtype=torch.uint8), driver)
+    sent, place = np.arange(3, dtype=np.int32), torch.zeros(3, dtype=torch.int32)
+    used = []
+    for done in ((), (), (0,), (), (1, 2)):
+        for event in done:
+            driver.wait(event)
+        before = set(driver.pending)
+        ring.send([(address(sent), 12, 0)], place.data_ptr(), 12, 7)
+        used += set(driver.pending) - before
+    assert used == [0, 1, 0, 2, 1]
 
 
 def test_a_copy_that_the_driver_refuses_is_an_error() -> None:

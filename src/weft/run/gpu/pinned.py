@@ -1,4 +1,4 @@
-"""Copies to a device through pinned memory that is kept: slots that take turns, each free again when its last copy is done."""
+"""Copies to a device through pinned memory that is kept: slots, each of them free again when its last copy is done."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ Part = tuple[int, int, int]
 
 
 class Driver:
-    """What a ring asks of the driver: three functions, by their addresses, and events that tell when a copy is done."""
+    """What a ring asks of the driver: functions, by their addresses, and events that tell when a copy is done."""
 
     def __init__(self) -> None:
-        found = [function(DRIVER, name) for name in ("cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuEventRecord")]
+        names = "cuEventQuery", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuEventRecord"
+        found = [function(DRIVER, name) for name in names]
         self._create = function(DRIVER, "cuEventCreate")
         if self._create is None or None in found:
             raise LookupError("no driver")
@@ -49,18 +50,15 @@ class Ring:
     """Pinned memory of one device."""
 
     def __init__(self, memory: torch.Tensor, driver: Driver) -> None:
-        self.memory, self.lock, self.turn = memory, threading.Lock(), 0
-        self.start, self.events = memory.data_ptr(), [driver.event() for _ in range(SLOTS)]
-        self.functions = (ctypes.c_int64 * len(driver.functions))(*driver.functions)
-        self._send = _sender()
+        self.memory, self.lock = memory, threading.Lock()
+        told = [*driver.functions, memory.data_ptr(), SIZE, SLOTS, *[driver.event() for _ in range(SLOTS)]]
+        self._told, self._send = (ctypes.c_int64 * len(told))(*told), _sender()
 
     def send(self, parts: Sequence[Part], into: int, count: int, stream: int) -> None:
         """Copy parts to a place on the device, as one copy of `count` bytes on a stream. The host does not wait for it."""
         told = array("q", chain.from_iterable(parts))
         with self.lock:
-            turn, self.turn = self.turn, (self.turn + 1) % SLOTS
-            given = self.start + turn * SIZE, into, count, stream, self.events[turn], len(parts), told.buffer_info()[0]
-            _check(self._send(self.functions, *given))
+            _check(self._send(self._told, into, count, stream, len(parts), told.buffer_info()[0]))
 
 
 @functools.cache
@@ -72,7 +70,7 @@ def _sender() -> Any:
         send = build(path, Path(__file__).with_name("pinned.c").read_text(encoding="utf-8"), "-O1").weft_send
     except (OSError, subprocess.SubprocessError):
         raise LookupError("a compiler that cannot") from None
-    send.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 5, ctypes.c_long, ctypes.c_int64]
+    send.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_long, ctypes.c_int64]
     return send
 
 
