@@ -2,8 +2,8 @@
 
 Times are microseconds of one training step: cached graphs are merged, planned anew (where batches differ in structure), copied
 to the device, and run forward and backward. `wall` is the time of steps that follow each other on changing batches, `host` what
-the host is busy with, `device` the time of all kernels. TF32 products. Before Tree-LSTMs are timed, their results are compared
-with float64 on a CPU.
+the host is busy with, `device` the time of all kernels. Steps run on the core that is fastest at that moment. TF32 products.
+Before Tree-LSTMs are timed, their results are compared with float64 on a CPU.
 """
 
 from __future__ import annotations

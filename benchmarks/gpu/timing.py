@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,13 +16,38 @@ from torch.profiler import ProfilerActivity, profile
 T = TypeVar("T")
 
 
+@contextmanager
+def one_thread_on_a_quiet_core() -> Iterator[None]:
+    """Steps run in one thread, backward passes too: the change of threads takes its time, and helps nobody here.
+
+    And on the core on which Python is fastest at this moment: where cores are shared with others, some are half as fast.
+    """
+    every = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(every, key=_loop_on)})
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+def _loop_on(core: int) -> float:
+    """Seconds of a little Python on a core, at best."""
+    os.sched_setaffinity(0, {core})
+    found = []
+    for _ in range(4):
+        start = time.perf_counter()
+        sum(range(100_000))
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
 def walls(steps: Mapping[str, Callable[[T], None]], batches: Sequence[T], rounds: int = 7) -> dict[str, float]:
     """Microseconds of one step of each kind: the median over rounds of steps that follow each other on changing batches.
 
-    Rounds of the different kinds take turns, so that a slow moment of the machine meets all of them. Backward passes run in
-    the thread that calls them, for all kinds: the change of threads takes its time, and helps nobody here.
+    Rounds of the different kinds take turns, so that a slow moment of the machine meets all of them.
     """
-    with torch.autograd.set_multithreading_enabled(False):
+    with one_thread_on_a_quiet_core():
         return _walls(steps, batches, rounds)
 
 
@@ -43,7 +70,7 @@ def _walls(steps: Mapping[str, Callable[[T], None]], batches: Sequence[T], round
 def host(step: Callable[[T], None], batches: Sequence[T]) -> float:
     """Microseconds that the host is busy with one step, the device being idle when it starts."""
     found = []
-    with torch.autograd.set_multithreading_enabled(False):
+    with one_thread_on_a_quiet_core():
         for _ in range(3):
             for batch in batches:
                 torch.cuda.synchronize()
