@@ -39,7 +39,7 @@ static inline void meet(Work *w, i32 *seen, i32 number, const Part *p, i32 at) {
 
 /* Which outputs the ports of a program meet. */
 static void find_meetings(Work *w, const Gather *gathers) {
-    const Part *p = w->part;
+    const Part *p = w->part[0];
     i32 *seen = filled(w, w->num_outputs, -1);
     long most = 0;
     for (long at = 0; at < w->reads; at++) most += w->arguments[gathers[at].type];
@@ -99,17 +99,27 @@ static NOT_INLINE void gather_slots(const Work *w, const i32 *plan, Gather *g, c
     g->has_empty |= has_empty;
 }
 
-/* The same from what a part tells of nodes whose rows are known: `place` tells the class rows of its nodes. */
-static NOT_INLINE void gather_kids(Gather *g, const i32 *place, const i32 *kids, const i32 *row, long count) {
-    i32 width = g->width, stop = g->end, has_empty = 0;
-    for (long i = 0; i < count; i++) {
-        i32 *index = g->index + (long)row[i] * width;
-        for (i32 slot = 0; slot < width; slot++, kids++) {
-            index[slot] = *kids < 0 ? stop : place[*kids];
-            has_empty |= *kids < 0;
+/* The same from what a part tells in brief; returns what follows. `row` counts from `shift`. */
+static inline __attribute__((always_inline)) const u16 *gather_wide(Gather *g, const i32 *restrict row, i32 shift, const i32 *restrict place,
+                                                                    const u16 *restrict told, long count, i32 width, int has_empty) {
+    i32 *restrict index = g->index - (long)shift * width, stop = g->end;
+    for (const u16 *end = told + count * (1 + width); told < end; told += 1 + width) {
+        i32 *its = index + (long)row[*told] * width;
+        for (i32 slot = 0; slot < width; slot++) {
+            int is_filled = !has_empty || told[1 + slot] != EMPTY;
+            its[slot] = is_filled ? place[told[1 + slot]] : stop;
+            if (has_empty) g->has_empty |= !is_filled;
         }
     }
-    g->has_empty |= has_empty;
+    return told;
+}
+
+/* Mostly there are two of them, and none is empty. */
+static NOT_INLINE const u16 *gather_kids(const Work *w, Gather *g, const Part *p, Where where, const u16 *told, long count) {
+    i32 shift;
+    const i32 *row = rows_of(w, where, g->type, &shift);
+    if (g->width == 2 && !p->has_empty) return gather_wide(g, row, shift, where.place, told, count, 2, 0);
+    return gather_wide(g, row, shift, where.place, told, count, g->width, p->has_empty);
 }
 
 /* How many arguments a port that takes all from a position on, empty ones left out, finds for each of these nodes. */
@@ -139,16 +149,17 @@ enum { COUNT, GATHER };
 
 /* Go through all arguments of all parts, port by port: count those of ports that take any number, or gather all. */
 static void pass_arguments(const Work *w, const i32 *plan, Gather *gathers, Where where, int what) {
-    const i32 *row = w->key;
-    for (const Part *p = w->part; p < w->part + w->parts; where.row += where.row ? p->n : 0, where.place += p++->n) {
-        const i32 *number = p->number, *kids = w->keys_are_rows ? p->kids : NULL, *run = p->runs;
-        for (; run < p->runs + p->types * OF_RUN; row += run[RUN_COUNT], number += run[RUN_COUNT], run += OF_RUN) {
+    for (long i = 0; i < w->parts; where.row += where.row ? w->part[i]->n : 0, where.place += w->part[i++]->n) {
+        const Part *p = w->part[i];
+        const i32 *number = p->number, *run = p->runs;
+        const u16 *kids = p->brief ? (const u16 *)(p->brief + p->n) : NULL;
+        for (; run < p->runs + p->types * OF_RUN; number += run[RUN_COUNT], run += OF_RUN) {
             for (i32 at = w->gather_first[run[RUN_TYPE]]; at < w->gather_first[run[RUN_TYPE] + 1]; at++) {
                 Gather *g = gathers + at;
                 if (what == COUNT && g->kind != SLOTS) count_bags(w, g, p, where, number, run[RUN_COUNT]);
                 if (what == GATHER && g->kind != SLOTS) gather_bags(w, plan, g, p, where, number, run[RUN_COUNT]);
                 if (what != GATHER || g->kind != SLOTS) continue;
-                if (kids) gather_kids(g, where.place, kids, row, run[RUN_COUNT]), kids += run[RUN_COUNT] * g->width;
+                if (kids) kids = gather_kids(w, g, p, where, kids, run[RUN_COUNT]);
                 else gather_slots(w, plan, g, p, where, number, run[RUN_COUNT]);
             }
         }

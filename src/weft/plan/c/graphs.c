@@ -12,9 +12,8 @@ enum { PAIR_READER, PAIR_PRODUCER, OF_PAIR }; /* a type, or a port, and a type t
 typedef struct View {
     struct View *next;
     uint64_t seen;
+    i32 top, pairs, meetings, size; /* size: of the arrays that every batch reads */
     Part part;
-    long top, pairs, meetings;
-    i32 *pair;
     i32 arrays[];
 } View;
 
@@ -78,21 +77,20 @@ void weft_release(Graph *const *graph, long count) {
 
 /* What a batch of graphs is, in a few numbers: -1 where types or devices are not alike. The graphs have an owner more. */
 void weft_totals(Graph *const *graph, long count, int64_t *totals) {
-    uint64_t low = count, high = 0;
-    memset(totals, 0, OF_TOTALS * sizeof(int64_t));
+    uint64_t low = count, high = 0, kinds = 0, root_kinds = 0;
+    int64_t vertices = 0, slots = 0, edges = 0, roots = 0, types = count ? graph[0]->types : 0, device = count ? graph[0]->device : 0;
     for (long i = 0; i < count; i++) {
-        __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i]);
+        __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i], 1);
         Graph *g = graph[i];
         __atomic_add_fetch(&g->owners, 1, __ATOMIC_RELAXED);
-        totals[VERTICES] += g->n, totals[SLOTS_OF_ALL] += g->m, totals[EDGES_OF_ALL] += g->edges, totals[KINDS_OF_ALL] |= g->kinds;
-        totals[ROOTS_OF_ALL] += g->roots, totals[ROOT_KINDS] |= g->root_kinds;
-        totals[TYPES_ALIKE] = i && totals[TYPES_ALIKE] != g->types ? -1 : g->types;
-        totals[DEVICE_ALIKE] = i && totals[DEVICE_ALIKE] != g->device ? -1 : g->device;
+        vertices += g->n, slots += g->m, edges += g->edges, kinds |= g->kinds, roots += g->roots, root_kinds |= g->root_kinds;
+        types = types == g->types ? types : -1, device = device == g->device ? device : -1;
         low = (low ^ g->digest[0]) * 0x9e3779b97f4a7c15, high = (high ^ g->digest[1] ^ low >> 32) * 0xd6e8feb86659fd93;
         low ^= high >> 29;
         __builtin_prefetch(g->views);
     }
-    totals[DIGEST] = low, totals[DIGEST + 1] = high;
+    int64_t made[OF_TOTALS] = {vertices, slots, edges, types, device, kinds, roots, root_kinds, low, high};
+    memcpy(totals, made, sizeof(made));
 }
 
 /* The graphs that Python objects hold: each object, of type `type`, holds at `slot` an object, in which the address of the graph is at
@@ -156,43 +154,70 @@ long weft_program(Graph *const *graph, long count, long types, const i32 *kinds,
     return slots;
 }
 
-/* How many nodes the ports of fixed width gather, in all. */
+/* How many numbers tell what the ports of fixed width gather. */
 static long count_kids(const Work *w) {
     long kids = 0;
     for (long t = 0; t < w->types; t++)
         for (i32 port = w->port_ptr[t]; port < w->port_ptr[t + 1]; port++)
-            if (w->port_kind[port] == SLOTS) kids += (long)w->count[t] * (w->position_ptr[port + 1] - w->position_ptr[port]);
+            if (w->port_kind[port] == SLOTS) kids += (long)w->count[t] * (1 + w->position_ptr[port + 1] - w->position_ptr[port]);
     return kids;
 }
 
-/* What these ports gather, in the order of runs. */
-static void fill_kids(const Work *w, i32 *kids) {
+/* Tell what these ports gather; returns whether some of it is empty. */
+static int fill_kids(const Work *w, u16 *kids) {
+    int has_empty = 0;
     for (long t = 0; t < w->types; t++) {
         for (i32 port = w->port_ptr[t]; port < w->port_ptr[t + 1]; port++) {
             for (i32 i = w->first[t]; i < w->first[t + 1] && w->port_kind[port] == SLOTS; i++) {
-                i32 begin = w->ptr[w->of_type[i]], length = w->ptr[w->of_type[i] + 1] - begin;
-                for (i32 at = w->position_ptr[port]; at < w->position_ptr[port + 1]; at++)
-                    *kids++ = w->positions[at] < length ? w->src[begin + w->positions[at]] : -1;
+                i32 node = w->of_type[i], begin = w->ptr[node], length = w->ptr[node + 1] - begin;
+                *kids++ = node;
+                for (i32 at = w->position_ptr[port]; at < w->position_ptr[port + 1]; at++) {
+                    i32 kid = w->positions[at] < length ? w->src[begin + w->positions[at]] : -1;
+                    *kids++ = kid < 0 ? EMPTY : kid, has_empty |= kid < 0;
+                }
             }
         }
     }
+    return has_empty;
 }
 
-/* What `w`, the work on one graph, has found, as a view. Its arrays, one after the other: runs, pairs, number, code, kids, and what
-   only few batches look at: level, above, ptr, src. Nobody asks for types: vertices have one output. */
+/* Nodes in the order of their numbers in `by`, less than `bound`; where these are equal, in the order of `from`. */
+static i32 *sorted_by(Work *w, const i32 *by, long bound, const i32 *from) {
+    i32 *starts = zeros(w, bound + 1), *to = ints(w, w->n);
+    for (long i = 0; i < w->n; i++) starts[by[i]]++;
+    run_starts(starts, bound);
+    for (long i = 0; i < w->n; i++) to[starts[by[from[i]]]++] = from[i];
+    return to;
+}
+
+static int are_alike(const Work *w, i32 a, i32 b) {
+    return w->type[a] == w->type[b] && w->level[a] == w->level[b] && w->above[a] == w->above[b];
+}
+
+/* The nodes in brief: first one of each kind, then the second ones, and so on. */
+static void fill_brief(Work *w, Brief *brief) {
+    i32 *alike = sorted_by(w, w->level, w->top + 1, sorted_by(w, w->above, w->top + 1, w->of_type)), *rank = ints(w, w->n);
+    alike = sorted_by(w, w->type, w->types, alike);
+    for (long i = 0; i < w->n; i++) rank[alike[i]] = i && are_alike(w, alike[i - 1], alike[i]) ? rank[alike[i - 1]] + 1 : 0;
+    const i32 *order = sorted_by(w, rank, w->n, w->of_type);
+    for (long i = 0; i < w->n; i++) brief[i] = (Brief){w->type[order[i]], w->level[order[i]], w->above[order[i]], order[i]};
+}
+
+/* What `w`, the work on one graph, has found, as a view. Its arrays, one after the other: runs, pairs, the graph in brief, if it is
+   small enough; and what only few batches look at: number, level, above, ptr, src. Nobody asks for types: vertices have one output. */
 static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t seen, int is_kept) {
-    long n = w->n, types = w->part->types, pairs = w->feed_ptr[w->types], all = pairs + w->meetings, kids = count_kids(w);
-    size_t size = sizeof(View) + (types * OF_RUN + all * OF_PAIR + 5 * n + 1 + kids + w->m) * sizeof(i32);
-    View *view = is_kept ? malloc(size) : take(batch, size, 1);
+    long n = w->n, types = w->part[0]->types, pairs = w->feed_ptr[w->types], all = pairs + w->meetings;
+    long brief = n < EMPTY ? 2 * n + (count_kids(w) + 1) / 2 : 0, size = types * OF_RUN + all * OF_PAIR + brief;
+    size_t bytes = sizeof(View) + (size + 4 * n + 1 + w->m) * sizeof(i32);
+    View *view = is_kept ? aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE) : take(batch, bytes, 1);
     if (!view) longjmp(batch->give_up, 1);
-    i32 *run = view->arrays, *pair = view->pair = run + types * OF_RUN, *number = pair + all * OF_PAIR, *code = number + n;
-    i32 *kid = code + n, *level = kid + kids, *above = level + n, *ptr = above + n, *src = ptr + n + 1;
-    int fits = w->top <= MOST_IN_CODE; /* no level is more than the longest way */
-    view->part = (Part){n, w->m, types, run, number, NULL, ptr, src, NULL, level, above, fits ? code : NULL, kid};
+    i32 *run = view->arrays, *pair = run + types * OF_RUN, *number = run + size;
+    i32 *level = number + n, *above = level + n, *ptr = above + n, *src = ptr + n + 1;
+    Brief *nodes = brief ? (Brief *)(pair + all * OF_PAIR) : NULL;
+    view->part = (Part){n, w->m, types, 0, run, nodes, number, NULL, ptr, src, NULL, level, above};
     memcpy(number, w->of_type, n * sizeof(i32)), memcpy(level, w->level, n * sizeof(i32)), memcpy(above, w->above, n * sizeof(i32));
     memcpy(ptr, w->ptr, (n + 1) * sizeof(i32)), memcpy(src, w->src, w->m * sizeof(i32));
-    for (long i = 0; i < n && fits; i++) code[i] = level[number[i]] << CODE_BITS | above[number[i]];
-    fill_kids(w, kid);
+    if (nodes) fill_brief(w, nodes), view->part.has_empty = fill_kids(w, (u16 *)(nodes + n));
     for (long t = 0; t < w->types; t++) {
         if (w->count[t]) {
             i32 made[] = {t, w->count[t], w->arguments[t], w->type_first_step[t + 1]};
@@ -203,7 +228,7 @@ static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t see
     }
     for (const i32 *met = w->met; met < w->met + w->meetings * OF_MEETING; met += OF_MEETING, pair += OF_PAIR)
         pair[PAIR_READER] = gathers[met[MET_BY]].port, pair[PAIR_PRODUCER] = met[MET_TYPE];
-    view->seen = seen, view->top = w->top, view->pairs = pairs, view->meetings = w->meetings;
+    view->seen = seen, view->top = w->top, view->pairs = pairs, view->meetings = w->meetings, view->size = size;
     return view;
 }
 
@@ -262,21 +287,20 @@ static void find_parts(Work *w, Graph *const *graph, long count, const i32 *tabl
     uint64_t seen = as_seen(w, table);
     int has_bags = 0;
     for (i32 port = 0; port < w->port_ptr[w->types]; port++) has_bags |= w->port_kind[port] != SLOTS;
-    w->part = take(w, count, sizeof(Part)), w->parts = count;
+    w->part = take(w, count, sizeof(Part *)), w->parts = count;
     w->count = zeros(w, w->types), w->arguments = zeros(w, w->types), w->type_first_step = zeros(w, w->types + 1);
     for (long i = 0; i < count; i++) {
-        if (i + AHEAD < count && graph[i + AHEAD]->views) __builtin_prefetch(graph[i + AHEAD]->views->arrays);
+        if (i + AHEAD < count && graph[i + AHEAD]->views) approach((const i32 *)graph[i + AHEAD]->views, 3 * LINE / sizeof(i32)); /* first lines alone */
         View *view = view_of(w, graph[i], table, seen);
-        const Part *p = &view->part;
-        approach(view->arrays, (has_bags || !p->code ? p->src + p->m : p->turn) - view->arrays);
-        w->part[i] = *p;
+        const Part *p = w->part[i] = &view->part;
+        approach(view->arrays, has_bags || !p->brief ? p->src + p->m - view->arrays : view->size);
         w->n += p->n, w->m += p->m, w->top = view->top > w->top ? view->top : w->top;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
             i32 t = run[RUN_TYPE], *levels = w->type_first_step + t + 1;
             w->count[t] += run[RUN_COUNT], w->arguments[t] += run[RUN_ARGUMENTS];
             *levels = run[RUN_LEVELS] > *levels ? run[RUN_LEVELS] : *levels;
         }
-        const i32 *pair = view->pair, *meeting = pair + view->pairs * OF_PAIR, *end = meeting + view->meetings * OF_PAIR;
+        const i32 *pair = p->runs + p->types * OF_RUN, *meeting = pair + view->pairs * OF_PAIR, *end = meeting + view->meetings * OF_PAIR;
         for (; pair < meeting; pair += OF_PAIR) feeds[pair[PAIR_READER] * w->types + pair[PAIR_PRODUCER]] = 1;
         for (; pair < end; pair += OF_PAIR) met[pair[PAIR_READER] * w->types + pair[PAIR_PRODUCER]] = 1;
     }

@@ -15,8 +15,9 @@ static void make_part(Work *w) {
     i32 *runs = ints(w, w->types * OF_RUN), types = 0;
     for (long t = 0; t < w->types; t++)
         if (w->count[t]) runs[types * OF_RUN + RUN_TYPE] = t, runs[types++ * OF_RUN + RUN_COUNT] = w->count[t];
-    w->part = take(w, 1, sizeof(Part)), w->parts = 1;
-    *w->part = (Part){w->n, w->m, types, runs, w->of_type, w->type, w->ptr, w->src, w->out, w->turn, w->above};
+    Part *made = take(w, 1, sizeof(Part));
+    *made = (Part){w->n, w->m, types, 0, runs, NULL, w->of_type, w->type, w->ptr, w->src, w->out, w->turn, w->above};
+    w->part = take(w, 1, sizeof(Part *)), w->part[0] = made, w->parts = 1;
 }
 
 /* Begin a plan. Returns NULL where the program is not sound, has a cycle, or memory or 32 bits do not suffice. */

@@ -1,45 +1,64 @@
 /* Which row each node has, and which rows each step runs: layout.py. */
 
+/* The keys of a part's nodes, run after run: `first` has that of each type's first step. */
+static NOT_INLINE void key_nodes(const Part *p, const i32 *first, i32 ways, i32 has_ways, i32 *restrict key, i32 *restrict starts) {
+    const i32 *number = p->number;
+    for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN)
+        for (const i32 *end = number + run[RUN_COUNT]; number < end; number++)
+            starts[*key++ = first[run[RUN_TYPE]] + p->turn[*number] * ways - (has_ways ? p->above[*number] : 0)]++;
+}
+
+/* The same for nodes in brief, in their order. */
+static NOT_INLINE void key_briefly(const Brief *b, long n, const i32 *restrict first, i32 ways, i32 base, i32 *restrict key,
+                                   i32 *restrict node, i32 *restrict starts) {
+    for (const Brief *end = b + n; b < end; b++) {
+        i32 here = first[b->type] + b->turn * ways - b->above;
+        *key++ = here, *node++ = base + b->number, starts[here]++;
+    }
+}
+
 /* Nodes are sorted by type, then step, then the way above them, longest first, then number: their key is the step and the way,
    or the step alone where there would be more keys than is good. Here they are counted. */
 static void find_keys(Work *w) {
-    long steps = w->steps, ways = w->top + 1, both = steps * ways;
-    if (both > 4 * w->n + 4096) ways = 1, both = steps;
-    i32 *starts = w->starts = zeros(w, both + 1), *key = w->key = ints(w, w->n);
-    w->step_size = ints(w, steps);
-    for (const Part *p = w->part; p < w->part + w->parts; p++) {
-        const i32 *number = p->number, *code = p->code;
-        for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
-            i32 first = w->type_first_step[run[RUN_TYPE]];
-            for (const i32 *end = code + run[RUN_COUNT]; code && code < end; code++) {
-                i32 way = ways > 1 ? w->top - (*code & MOST_IN_CODE) : 0;
-                starts[*key++ = (first + (*code >> CODE_BITS)) * ways + way]++;
-            }
-            for (const i32 *end = number + run[RUN_COUNT]; !code && number < end; number++) {
-                i32 way = ways > 1 ? w->top - p->above[*number] : 0;
-                starts[*key++ = (first + p->turn[*number]) * ways + way]++;
-            }
+    long steps = w->steps, ways = w->top + 1;
+    if (steps * ways > 4 * w->n + 4096) ways = 1;
+    int has_ways = ways == w->top + 1, alone = w->parts == 1 && !w->part[0]->brief;
+    w->ways = ways;
+    i32 *starts = w->starts = zeros(w, steps * ways + 1), *key = w->key = ints(w, w->n), *node = alone ? NULL : ints(w, w->n);
+    i32 *first = ints(w, w->types), base = 0;
+    for (long t = 0; t < w->types; t++) first[t] = w->type_first_step[t] * ways + ways - 1;
+    for (long i = 0; i < w->parts; base += w->part[i++]->n) {
+        const Part *p = w->part[i];
+        if (p->brief && has_ways) {
+            key_briefly(p->brief, p->n, first, ways, base, key + base, node + base, starts);
+            continue;
         }
+        key_nodes(p, first, ways, has_ways, key + base, starts);
+        for (long at = 0; !alone && at < p->n; at++) node[base + at] = base + p->number[at];
     }
-    run_starts(starts, both);
+    w->node = alone ? w->part[0]->number : node;
+    run_starts(starts, steps * ways);
+    w->step_size = ints(w, steps);
     for (long s = 0; s < steps; s++) w->step_size[s] = starts[(s + 1) * ways] - starts[s * ways];
 }
 
-/* Nodes whose keys do not tell the way above them, sorted by it: longest first. Fills the keys anew, in this order. */
-static i32 *sort_by_way(Work *w) {
-    i32 *ways = zeros(w, w->top + 2), *sorted = ints(w, w->n), *key = ints(w, w->n), *at = w->key;
+/* The nodes of all types in the order of rows, where keys do not tell the way above them: they are sorted by it first, longest first. */
+static i32 *order_by_way(Work *w) {
+    i32 *ways = zeros(w, w->top + 2), *sorted = ints(w, w->n), *key = ints(w, w->n), *ordered = ints(w, w->n);
     for (int placing = 0; placing < 2; placing++) {
-        i32 base = 0;
-        for (const Part *p = w->part; p < w->part + w->parts; base += p++->n)
-            for (long i = 0; i < p->n; i++) {
+        long at = 0;
+        for (long part = 0; part < w->parts; part++) {
+            const Part *p = w->part[part];
+            for (long i = 0; i < p->n; i++, at++) {
                 i32 *place = ways + w->top - p->above[p->number[i]];
-                if (placing) key[*place] = *at++, sorted[*place] = base + p->number[i];
+                if (placing) key[*place] = w->key[at], sorted[*place] = w->node[at];
                 ++*place;
             }
+        }
         if (!placing) run_starts(ways, w->top + 1);
     }
-    w->key = key;
-    return sorted;
+    for (long at = 0; at < w->n; at++) ordered[w->starts[key[at]]++] = sorted[at];
+    return ordered;
 }
 
 /* Where each type's first outputs are a range of class rows, and arguments read first outputs alone, a node's place tells its row:
@@ -52,7 +71,7 @@ static int find_shifts(Work *w, const i32 *plan) {
         if (place[w->count[t] - 1] - place[0] != w->count[t] - 1) return 0; /* places ascend */
         w->shift[t] = place[0];
     }
-    return !w->part->out;
+    return !w->part[0]->out;
 }
 
 /* Where nodes come: their rows within their types, unless places tell them, and the class rows of their first outputs. */
@@ -69,30 +88,39 @@ static void put_node(const Work *w, const i32 *plan, Where at, i32 t, i32 node, 
     at.place[node] = w->output_first[t] == w->output_first[t + 1] ? row : plan[w->class_row_at[w->output_first[t]] + row];
 }
 
-/* The nodes of each type in the order of rows; and where each node comes. Mostly keys become rows. */
-static void fill_rows(Work *w, i32 *plan, Where where) {
-    const i32 *rows = plan + plan[AT_ROWS];
-    i32 *starts = w->starts, *key = w->key, base = 0;
-    if (w->steps * (w->top + 1) > 4 * w->n + 4096) {
-        i32 *sorted = sort_by_way(w), *ordered = ints(w, w->n);
-        for (long at = 0; at < w->n; at++) ordered[starts[w->key[at]]++] = sorted[at];
-        for (long t = 0; t < w->types; t++) {
-            i32 *mine = memcpy(plan + rows[t], ordered + w->first[t], w->count[t] * sizeof(i32));
-            for (i32 at = 0; at < w->count[t]; at++) put_node(w, plan, where, t, mine[at], at);
-        }
-        return;
+/* Two numbers that are counted on together: a place in the plan, and a class row. */
+enum { CLASS_ROW = 32 };
+static const u64 NEXT = (u64)1 << CLASS_ROW | 1;
+
+/* Where the nodes of each key start: in the plan, and in the class of their first output. */
+static u64 *find_places(Work *w, const i32 *plan) {
+    u64 *next = take(w, w->steps * w->ways, sizeof(u64));
+    for (long t = 0; t < w->types; t++) {
+        u64 type = (u64)w->shift[t] << CLASS_ROW | plan[plan[AT_ROWS] + t];
+        for (long at = w->type_first_step[t] * w->ways; at < w->type_first_step[t + 1] * w->ways; at++)
+            next[at] = type + (w->starts[at] - w->first[t]) * NEXT;
     }
-    w->keys_are_rows = 1;
-    for (const Part *p = w->part; p < w->part + w->parts; base += p++->n) {
-        const i32 *number = p->number;
-        for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
-            i32 t = run[RUN_TYPE], first = w->first[t], *mine = plan + rows[t];
-            for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
-                i32 at = starts[*key]++ - first;
-                mine[at] = base + *number, *key++ = at;
-                put_node(w, plan, where, t, base + *number, at);
-            }
-        }
+    return next;
+}
+
+/* Put nodes where the next one of their key comes. */
+static NOT_INLINE void put_nodes(const i32 *restrict key, const i32 *restrict node, long n, u64 *restrict next, i32 *restrict plan,
+                                 i32 *restrict place) {
+    for (long i = 0; i < n; i++) {
+        u64 here = next[key[i]];
+        next[key[i]] = here + NEXT;
+        plan[(uint32_t)here] = node[i], place[node[i]] = here >> CLASS_ROW;
+    }
+}
+
+/* The nodes of each type in the order of rows; and where each node comes. */
+static void fill_rows(Work *w, i32 *plan, Where where) {
+    const i32 *rows = plan + plan[AT_ROWS], *ordered = w->ways == w->top + 1 ? NULL : order_by_way(w);
+    if (!ordered) put_nodes(w->key, w->node, w->n, find_places(w, plan), plan, where.place);
+    for (long t = 0; t < w->types && (ordered || where.row); t++) {
+        i32 *mine = plan + rows[t];
+        if (ordered) memcpy(mine, ordered + w->first[t], w->count[t] * sizeof(i32));
+        for (i32 at = 0; at < w->count[t]; at++) put_node(w, plan, where, t, mine[at], at);
     }
 }
 

@@ -130,9 +130,9 @@ static void fill_classes(Work *w, i32 *plan, i32 *parent) {
             i32 t = w->piece_type[piece];
             for (i32 o = w->output_first[t]; o < w->output_first[t + 1]; o++) {
                 i32 *row = plan + w->class_row_at[o], c = outputs[(long)o * OF_OUTPUT + OUT_CLASS];
-                i32 shift = size[c] - w->piece_lo[piece];
-                for (i32 at = w->piece_lo[piece]; at < w->piece_hi[piece]; at++) row[at] = at + shift;
-                size[c] += w->piece_hi[piece] - w->piece_lo[piece];
+                i32 lo = w->piece_lo[piece], hi = w->piece_hi[piece], shift = size[c] - lo;
+                for (i32 at = lo; at < hi; at++) row[at] = at + shift;
+                size[c] += hi - lo;
             }
         }
         for (i32 g = w->group_ptr[group]; g < w->group_ptr[group + 1]; g++) {

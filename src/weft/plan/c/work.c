@@ -22,25 +22,34 @@ typedef struct Block {
     struct Block *before;
 } Block;
 
+typedef uint16_t u16;
+typedef uint64_t u64;
+
+/* A node of a kept example, in brief. */
+typedef struct {
+    u16 type, turn, above, number;
+} Brief;
+
 /* Nodes that follow each other and read nobody else: one of many examples, or all of a program. All numbers count from its first
    node and its first argument. `runs` holds its types, for each how many nodes; `number` its nodes, run after run, ascending.
-   In examples that are kept, `code` tells `turn` and `above` of these nodes, one after the other, and `kids` what their ports of fixed
-   width gather, -1 where that is empty, run after run, port after port: so that a batch needs no more of them. Elsewhere, and where
-   the code has no room, these are NULL. */
+   Kept examples, unless they are large, have `brief`, so that a batch needs no more of them: nodes of one type, turn and way above ascend,
+   but have others between them, as to count one thing twice in a row takes long. After them come, in the order of `number`, nodes
+   with ports of fixed width, each followed by what the port gathers, port after port; EMPTY for nothing, if `has_empty`. */
 enum { RUN_TYPE, RUN_COUNT, RUN_ARGUMENTS, RUN_LEVELS, OF_RUN };
+enum { EMPTY = UINT16_MAX };
 typedef struct {
-    long n, m, types;
-    const i32 *runs, *number, *type, *ptr, *src, *out, *turn, *above, *code, *kids;
+    i32 n, m, types, has_empty;
+    const i32 *runs;
+    const Brief *brief;
+    const i32 *number, *type, *ptr, *src, *out, *turn, *above;
 } Part;
-
-enum { CODE_BITS = 15, MOST_IN_CODE = (1 << CODE_BITS) - 1 }; /* of each number in a code */
 
 typedef struct {
     /* the program: its types, and its nodes as parts; where all are looked at together, also as one */
     long n, m, types, max_rows, parts;
     const i32 *type, *ptr, *src, *out;
     const i32 *outputs, *port_ptr, *port_kind, *position_ptr, *positions;
-    Part *part;
+    const Part **part;
     /* nodes of each type: how many, where they start in an order by type, and how many arguments they have together */
     i32 *count, *first, *arguments, *of_type;
     /* edges: the arguments in an order in which they can be followed */
@@ -54,9 +63,10 @@ typedef struct {
     i32 *level, *above, *turn;
     long steps, top; /* `top`: the longest way above */
     i32 *type_first_step, *group_first_step, *listed_steps, *step_size;
-    /* where nodes of each key come, and the keys: nodes in the order of parts and runs; pieces: steps cut to max_rows */
-    i32 *starts, *key;
-    int keys_are_rows; /* when nodes have been placed, in the order of keys */
+    /* all nodes, part after part, their keys, and where those of each key start; pieces: steps cut to max_rows */
+    const i32 *node;
+    i32 *key, *starts;
+    long ways; /* that keys tell apart */
     long pieces;
     i32 *piece_first, *piece_type, *piece_lo, *piece_hi, *type_pieces;
     /* outputs that can be read; ports of types that have nodes; which outputs these meet (gathers.c) */
