@@ -151,6 +151,7 @@ enum { COUNT, GATHER };
 static void pass_arguments(const Work *w, const i32 *plan, Gather *gathers, Where where, int what) {
     for (long i = 0; i < w->parts; where.row += where.row ? w->part[i]->n : 0, where.place += w->part[i++]->n) {
         const Part *p = w->part[i];
+        if (i + 2 < w->parts) approach(w->part[i + 2]->runs, LINE / sizeof(i32)), approach(w->part[i+2]->brief ? (const i32 *)(w->part[i+2]->brief + w->part[i+2]->n) : NULL, 2 * LINE / sizeof(i32));
         const i32 *number = p->number, *run = p->runs;
         const u16 *kids = p->brief ? (const u16 *)(p->brief + p->n) : NULL;
         for (; run < p->runs + p->types * OF_RUN; number += run[RUN_COUNT], run += OF_RUN) {

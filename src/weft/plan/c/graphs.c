@@ -200,14 +200,16 @@ static void fill_brief(Work *w, Brief *brief) {
     alike = sorted_by(w, w->type, w->types, alike);
     for (long i = 0; i < w->n; i++) rank[alike[i]] = i && are_alike(w, alike[i - 1], alike[i]) ? rank[alike[i - 1]] + 1 : 0;
     const i32 *order = sorted_by(w, rank, w->n, w->of_type);
-    for (long i = 0; i < w->n; i++) brief[i] = (Brief){w->type[order[i]], w->level[order[i]], w->above[order[i]], order[i]};
+    for (long i = 0; i < w->n; i++) 
+        brief[i] = (Brief){w->level[order[i]] * w->types + w->type[order[i]], w->above[order[i]], order[i], 0};
 }
 
 /* What `w`, the work on one graph, has found, as a view. Its arrays, one after the other: runs, pairs, the graph in brief, if it is
    small enough; and what only few batches look at: number, level, above, ptr, src. Nobody asks for types: vertices have one output. */
 static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t seen, int is_kept) {
     long n = w->n, types = w->part[0]->types, pairs = w->feed_ptr[w->types], all = pairs + w->meetings;
-    long brief = n < EMPTY ? 2 * n + (count_kids(w) + 1) / 2 : 0, size = types * OF_RUN + all * OF_PAIR + brief;
+    int fits = n < EMPTY && (w->top + 1) * w->types <= UINT16_MAX;
+    long brief = fits ? 2 * n + (count_kids(w) + 1) / 2 : 0, size = types * OF_RUN + all * OF_PAIR + brief;
     size_t bytes = sizeof(View) + (size + 4 * n + 1 + w->m) * sizeof(i32);
     View *view = is_kept ? aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE) : take(batch, bytes, 1);
     if (!view) longjmp(batch->give_up, 1);
@@ -295,6 +297,7 @@ static void find_parts(Work *w, Graph *const *graph, long count, const i32 *tabl
         const Part *p = w->part[i] = &view->part;
         approach(view->arrays, has_bags || !p->brief ? p->src + p->m - view->arrays : view->size);
         w->n += p->n, w->m += p->m, w->top = view->top > w->top ? view->top : w->top;
+        w->brief_top = p->brief && view->top > w->brief_top ? view->top : w->brief_top;
         for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
             i32 t = run[RUN_TYPE], *levels = w->type_first_step + t + 1;
             w->count[t] += run[RUN_COUNT], w->arguments[t] += run[RUN_ARGUMENTS];

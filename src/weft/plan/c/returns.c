@@ -60,19 +60,24 @@ static i32 returns_room(const i32 *plan) {
     return room <= INT32_MAX ? room : 0;
 }
 
-/* The gradient row of each class row, `total` for none, where no class row is gathered twice, as in trees.
-   Returns 0 where that is not so. */
-static int find_single(const Read *r, i32 *single) {
+/* How many class rows of a range get one gradient row. */
+static i32 count_single(const Read *r, const i32 *single, i32 first, i32 last) {
+    i32 found = 0;
+    for (i32 row = first; row < last; row++) found += single[row] != r->total;
+    return found;
+}
+
+/* The gradient row of each class row, `total` for none, where no class row is gathered twice, as in trees. Returns 0 where that is not
+   so: then fewer rows than arguments have one. Empty arguments name the row after the last one, for which there is room. */
+static int find_single(const Read *r, i32 *restrict single) {
+    const i32 *restrict index = r->index;
+    i32 filled = 0, is_sum = r->entry[READ_KIND] == SUM;
     for (i32 row = 0; row < r->rows; row++) single[row] = r->total;
-    for (i32 at = 0, row = 0; at < r->length; at++) {
-        if (r->entry[READ_KIND] == SUM)
-            while (at >= r->offsets[row + 1]) row++;
-        else row = at;
-        if (r->index[at] >= r->rows) continue;
-        if (single[r->index[at]] != r->total) return 0;
-        single[r->index[at]] = row;
-    }
-    return 1;
+    for (i32 row = 0; is_sum && row < r->total; row++)
+        for (i32 at = r->offsets[row]; at < r->offsets[row + 1]; at++) single[index[at]] = row;
+    for (i32 at = 0; !is_sum && at < r->length; at++) single[index[at]] = at;
+    for (i32 at = 0; at < r->length; at++) filled += index[at] < r->rows;
+    return count_single(r, single, 0, r->rows) == filled;
 }
 
 /* Gradient rows in the order of the class rows they belong to, and where each class row's start. */
@@ -90,13 +95,6 @@ static void sort_rows(const Read *r, i32 *index, i32 *starts) {
     }
     memmove(starts + 1, starts, r->rows * sizeof(i32)); /* placing moved each start to the next one's */
     starts[0] = 0;
-}
-
-/* How many class rows of a range get one gradient row. */
-static i32 count_single(const Read *r, const i32 *single, i32 first, i32 last) {
-    i32 found = 0;
-    for (i32 row = first; row < last; row++) found += single[row] != r->total;
-    return found;
 }
 
 /* Arrays from the front, for the device, or from the end, for the host. */

@@ -1,19 +1,32 @@
 /* Which row each node has, and which rows each step runs: layout.py. */
 
-/* The keys of a part's nodes, run after run: `first` has that of each type's first step. */
-static NOT_INLINE void key_nodes(const Part *p, const i32 *first, i32 ways, i32 has_ways, i32 *restrict key, i32 *restrict starts) {
-    const i32 *number = p->number;
-    for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN)
-        for (const i32 *end = number + run[RUN_COUNT]; number < end; number++)
-            starts[*key++ = first[run[RUN_TYPE]] + p->turn[*number] * ways - (has_ways ? p->above[*number] : 0)]++;
+static void approach_brief(const Part *p) {
+    if (p->brief) approach((const i32 *)p->brief, p->n * sizeof(Brief) / sizeof(i32));
 }
 
-/* The same for nodes in brief, in their order. */
-static NOT_INLINE void key_briefly(const Brief *b, long n, const i32 *restrict first, i32 ways, i32 base, i32 *restrict key,
-                                   i32 *restrict node, i32 *restrict starts) {
-    for (const Brief *end = b + n; b < end; b++) {
-        i32 here = first[b->type] + b->turn * ways - b->above;
-        *key++ = here, *node++ = base + b->number, starts[here]++;
+/* A node and its key, as one number. */
+static u64 as_keyed(uint32_t key, uint32_t node) { return (u64)node << 32 | key; }
+static uint32_t key_of(u64 keyed) { return keyed; }
+static uint32_t node_of(u64 keyed) { return keyed >> 32; }
+
+/* The keys of a part's nodes, of which `base` come before: `first` has that of each type's first step. Counts them in `starts`. */
+static NOT_INLINE void key_nodes(const Part *p, const i32 *first, i32 ways, i32 has_ways, i32 base, u64 *restrict keyed,
+                                 i32 *restrict starts) {
+    const i32 *number = p->number;
+    for (const i32 *run = p->runs; run < p->runs + p->types * OF_RUN; run += OF_RUN) {
+        for (const i32 *end = number + run[RUN_COUNT]; number < end; number++) {
+            i32 key = first[run[RUN_TYPE]] + p->turn[*number] * ways - (has_ways ? p->above[*number] : 0);
+            *keyed++ = as_keyed(key, base + *number), starts[key]++;
+        }
+    }
+}
+
+/* The same for nodes in brief: `step_key` has the key of each step, as these are numbered in brief. */
+static NOT_INLINE void key_briefly(const Brief *restrict brief, long n, const i32 *restrict step_key, i32 base, u64 *restrict keyed,
+                                   i32 *restrict starts) {
+    for (long i = 0; i < n; i++) {
+        uint32_t key = step_key[brief[i].step] - brief[i].above;
+        keyed[i] = as_keyed(key, base + brief[i].number), starts[key]++;
     }
 }
 
@@ -22,21 +35,21 @@ static NOT_INLINE void key_briefly(const Brief *b, long n, const i32 *restrict f
 static void find_keys(Work *w) {
     long steps = w->steps, ways = w->top + 1;
     if (steps * ways > 4 * w->n + 4096) ways = 1;
-    int has_ways = ways == w->top + 1, alone = w->parts == 1 && !w->part[0]->brief;
+    int has_ways = ways == w->top + 1;
     w->ways = ways;
-    i32 *starts = w->starts = zeros(w, steps * ways + 1), *key = w->key = ints(w, w->n), *node = alone ? NULL : ints(w, w->n);
-    i32 *first = ints(w, w->types), base = 0;
-    for (long t = 0; t < w->types; t++) first[t] = w->type_first_step[t] * ways + ways - 1;
+    i32 *starts = w->starts = zeros(w, steps * ways + 1), *first = ints(w, w->types), base = 0;
+    u64 *keyed = w->keyed = take(w, w->n, sizeof(u64));
+    i32 *step_key = ints(w, (w->brief_top + 1) * w->types);
+    for (long t = 0; t < w->types; t++) {
+        first[t] = w->type_first_step[t] * ways + ways - 1;
+        for (long turn = 0; turn <= w->brief_top; turn++) step_key[turn * w->types + t] = first[t] + turn * ways;
+    }
     for (long i = 0; i < w->parts; base += w->part[i++]->n) {
         const Part *p = w->part[i];
-        if (p->brief && has_ways) {
-            key_briefly(p->brief, p->n, first, ways, base, key + base, node + base, starts);
-            continue;
-        }
-        key_nodes(p, first, ways, has_ways, key + base, starts);
-        for (long at = 0; !alone && at < p->n; at++) node[base + at] = base + p->number[at];
+        if (i + 2 < w->parts) approach_brief(w->part[i + 2]);
+        if (p->brief && has_ways) key_briefly(p->brief, p->n, step_key, base, keyed + base, starts);
+        else key_nodes(p, first, ways, has_ways, base, keyed + base, starts);
     }
-    w->node = alone ? w->part[0]->number : node;
     run_starts(starts, steps * ways);
     w->step_size = ints(w, steps);
     for (long s = 0; s < steps; s++) w->step_size[s] = starts[(s + 1) * ways] - starts[s * ways];
@@ -44,20 +57,21 @@ static void find_keys(Work *w) {
 
 /* The nodes of all types in the order of rows, where keys do not tell the way above them: they are sorted by it first, longest first. */
 static i32 *order_by_way(Work *w) {
-    i32 *ways = zeros(w, w->top + 2), *sorted = ints(w, w->n), *key = ints(w, w->n), *ordered = ints(w, w->n);
+    i32 *ways = zeros(w, w->top + 2), *ordered = ints(w, w->n);
+    u64 *sorted = take(w, w->n, sizeof(u64));
     for (int placing = 0; placing < 2; placing++) {
         long at = 0;
         for (long part = 0; part < w->parts; part++) {
             const Part *p = w->part[part];
             for (long i = 0; i < p->n; i++, at++) {
                 i32 *place = ways + w->top - p->above[p->number[i]];
-                if (placing) key[*place] = w->key[at], sorted[*place] = w->node[at];
+                if (placing) sorted[*place] = w->keyed[at];
                 ++*place;
             }
         }
         if (!placing) run_starts(ways, w->top + 1);
     }
-    for (long at = 0; at < w->n; at++) ordered[w->starts[key[at]]++] = sorted[at];
+    for (long at = 0; at < w->n; at++) ordered[w->starts[key_of(sorted[at])]++] = node_of(sorted[at]);
     return ordered;
 }
 
@@ -104,19 +118,19 @@ static u64 *find_places(Work *w, const i32 *plan) {
 }
 
 /* Put nodes where the next one of their key comes. */
-static NOT_INLINE void put_nodes(const i32 *restrict key, const i32 *restrict node, long n, u64 *restrict next, i32 *restrict plan,
-                                 i32 *restrict place) {
+static NOT_INLINE void put_nodes(const u64 *restrict keyed, long n, u64 *restrict next, i32 *restrict plan, i32 *restrict place) {
     for (long i = 0; i < n; i++) {
-        u64 here = next[key[i]];
-        next[key[i]] = here + NEXT;
-        plan[(uint32_t)here] = node[i], place[node[i]] = here >> CLASS_ROW;
+        uint32_t key = key_of(keyed[i]), node = node_of(keyed[i]);
+        u64 here = next[key];
+        next[key] = here + NEXT;
+        plan[(uint32_t)here] = node, place[node] = here >> CLASS_ROW;
     }
 }
 
 /* The nodes of each type in the order of rows; and where each node comes. */
 static void fill_rows(Work *w, i32 *plan, Where where) {
     const i32 *rows = plan + plan[AT_ROWS], *ordered = w->ways == w->top + 1 ? NULL : order_by_way(w);
-    if (!ordered) put_nodes(w->key, w->node, w->n, find_places(w, plan), plan, where.place);
+    if (!ordered) put_nodes(w->keyed, w->n, find_places(w, plan), plan, where.place);
     for (long t = 0; t < w->types && (ordered || where.row); t++) {
         i32 *mine = plan + rows[t];
         if (ordered) memcpy(mine, ordered + w->first[t], w->count[t] * sizeof(i32));

@@ -22,12 +22,14 @@ typedef struct Block {
     struct Block *before;
 } Block;
 
+enum { CHUNK = 1 << 13, SMALL = 1 << 10, GRAIN = 16 }; /* bytes: what is asked for at once, for pieces that are small; how they lie */
+
 typedef uint16_t u16;
 typedef uint64_t u64;
 
-/* A node of a kept example, in brief. */
+/* A node of a kept example, in brief. `step` tells its turn and its type: the turn times the number of types, plus the type. */
 typedef struct {
-    u16 type, turn, above, number;
+    u16 step, above, number, none;
 } Brief;
 
 /* Nodes that follow each other and read nobody else: one of many examples, or all of a program. All numbers count from its first
@@ -61,11 +63,11 @@ typedef struct {
     i32 *group_of, *group_ptr, *group_types, *cyclic;
     /* order: steps are numbered by type (`turn`: by which of its type's steps a node runs), and listed by group as they run */
     i32 *level, *above, *turn;
-    long steps, top; /* `top`: the longest way above */
+    long steps, top, brief_top; /* `top`: the longest way above, and that in parts that have it in brief */
     i32 *type_first_step, *group_first_step, *listed_steps, *step_size;
-    /* all nodes, part after part, their keys, and where those of each key start; pieces: steps cut to max_rows */
-    const i32 *node;
-    i32 *key, *starts;
+    /* all nodes with their keys, part after part, and where those of each key start; pieces: steps cut to max_rows */
+    u64 *keyed;
+    i32 *starts;
     long ways; /* that keys tell apart */
     long pieces;
     i32 *piece_first, *piece_type, *piece_lo, *piece_hi, *type_pieces;
@@ -76,16 +78,26 @@ typedef struct {
     i32 *class_row_at, *shift;
     long table, device, total;
     Block *blocks;
+    char *spare; /* the rest of a chunk */
+    size_t left;
     jmp_buf give_up;
 } Work;
 
 /* Memory that lives as long as the work; where there is none left, the work is given up. */
-static void *take(Work *w, size_t count, size_t size) {
-    Block *block = malloc(sizeof(Block) + sizeof(double) + count * size);
+static char *take_block(Work *w, size_t bytes) {
+    Block *block = malloc(GRAIN + bytes);
     if (!block) longjmp(w->give_up, 1);
     block->before = w->blocks;
     w->blocks = block;
-    return block + 1;
+    return (char *)block + GRAIN;
+}
+
+static void *take(Work *w, size_t count, size_t size) {
+    size_t bytes = (count * size + GRAIN - 1) / GRAIN * GRAIN;
+    if (bytes > SMALL) return take_block(w, bytes);
+    if (bytes > w->left) w->spare = take_block(w, CHUNK), w->left = CHUNK;
+    w->spare += bytes, w->left -= bytes;
+    return w->spare - bytes;
 }
 
 static i32 *ints(Work *w, size_t count) { return take(w, count, sizeof(i32)); }
@@ -100,7 +112,7 @@ static i32 *filled(Work *w, size_t count, i32 value) {
 
 /* Memory that is about to be read or written here and there: fetched line after line, which is much faster. */
 static void approach(const i32 *from, long count) {
-    for (long at = 0; at < count; at += LINE / sizeof(i32)) __builtin_prefetch(from + at, 1);
+    for (long at = 0; at < count; at += LINE / sizeof(i32)) __builtin_prefetch(from + at);
 }
 
 /* The work for a program of these types. */
