@@ -230,14 +230,14 @@ def test_step_tables_and_owners_are_those_of_numpy(monkeypatch: pytest.MonkeyPat
     assert tables > 300
 
 
-def test_ways_too_long_for_a_code_are_planned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a graph that is deeper than two bytes can tell, beside small ones."""
+def test_graphs_too_large_to_be_told_in_brief_are_planned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that are just as deep, or have just as many vertices, as two bytes can tell, and one more; beside small ones."""
     kinds = (NodeType("node", PORTS[1]), NodeType("leaf"))
-    small = weft.Graph([[], [], [0, 1]])
-    for deep in (1 << 15, (1 << 15) + 1):
-        graph = weft.Graph.batch([small, weft.Graph.chain(deep), small])
+    small, deepest = weft.Graph([[], [], [0, 1], [-1, 2]]), ((1 << 16) - 1) // len(kinds)
+    flat = [weft.Graph([*[[]] * (count - 1), [0, count - 2]]) for count in ((1 << 16) - 2, (1 << 16) - 1)]
+    for large in (weft.Graph.chain(deepest), weft.Graph.chain(deepest + 1), *flat):
+        graph = weft.Graph.batch([small, large, small])
         program = tree_program(graph, kinds, Seen(graph, ONE_TYPE), False)
         fast = plan_graphs(program, "auto", None, 0.0)
         assert isinstance(program, GraphProgram) and fast is not None
-        assert fast.num_steps >= deep
         assert not differences(fast, in_numpy(program, None, monkeypatch), "plan")

@@ -99,27 +99,31 @@ static NOT_INLINE void gather_slots(const Work *w, const i32 *plan, Gather *g, c
     g->has_empty |= has_empty;
 }
 
-/* The same from what a part tells in brief; returns what follows. `row` counts from `shift`. */
-static inline __attribute__((always_inline)) const u16 *gather_wide(Gather *g, const i32 *restrict row, i32 shift, const i32 *restrict place,
-                                                                    const u16 *restrict told, long count, i32 width, int has_empty) {
-    i32 *restrict index = g->index - (long)shift * width, stop = g->end;
+/* The same from what a part tells in brief; returns what follows. */
+static NOT_INLINE const u16 *gather_briefly(const Work *w, Gather *g, Where where, const u16 *told, long count) {
+    i32 shift, width = g->width, stop = g->end, has_empty = 0;
+    const i32 *row = rows_of(w, where, g->type, &shift), *place = where.place;
     for (const u16 *end = told + count * (1 + width); told < end; told += 1 + width) {
-        i32 *its = index + (long)row[*told] * width;
+        i32 *index = g->index + (long)(row[told[0]] - shift) * width;
         for (i32 slot = 0; slot < width; slot++) {
-            int is_filled = !has_empty || told[1 + slot] != EMPTY;
-            its[slot] = is_filled ? place[told[1 + slot]] : stop;
-            if (has_empty) g->has_empty |= !is_filled;
+            int is_filled = told[1 + slot] != EMPTY;
+            index[slot] = is_filled ? place[told[1 + slot]] : stop;
+            has_empty |= !is_filled;
         }
     }
+    g->has_empty |= has_empty;
     return told;
 }
 
-/* Mostly there are two of them, and none is empty. */
-static NOT_INLINE const u16 *gather_kids(const Work *w, Gather *g, const Part *p, Where where, const u16 *told, long count) {
+/* The same for two arguments that are never empty, as in binary trees. */
+static NOT_INLINE const u16 *gather_pairs(const Work *w, Gather *g, Where where, const u16 *told, long count) {
     i32 shift;
-    const i32 *row = rows_of(w, where, g->type, &shift);
-    if (g->width == 2 && !p->has_empty) return gather_wide(g, row, shift, where.place, told, count, 2, 0);
-    return gather_wide(g, row, shift, where.place, told, count, g->width, p->has_empty);
+    const i32 *row = rows_of(w, where, g->type, &shift), *place = where.place;
+    for (const u16 *end = told + 3 * count; told < end; told += 3) {
+        i32 *index = g->index + 2 * (long)(row[told[0]] - shift), first = place[told[1]], second = place[told[2]];
+        index[0] = first, index[1] = second;
+    }
+    return told;
 }
 
 /* How many arguments a port that takes all from a position on, empty ones left out, finds for each of these nodes. */
@@ -151,7 +155,7 @@ enum { COUNT, GATHER };
 static void pass_arguments(const Work *w, const i32 *plan, Gather *gathers, Where where, int what) {
     for (long i = 0; i < w->parts; where.row += where.row ? w->part[i]->n : 0, where.place += w->part[i++]->n) {
         const Part *p = w->part[i];
-        if (i + 2 < w->parts) approach(w->part[i + 2]->runs, LINE / sizeof(i32)), approach(w->part[i+2]->brief ? (const i32 *)(w->part[i+2]->brief + w->part[i+2]->n) : NULL, 2 * LINE / sizeof(i32));
+        approach_part(w, i + 2);
         const i32 *number = p->number, *run = p->runs;
         const u16 *kids = p->brief ? (const u16 *)(p->brief + p->n) : NULL;
         for (; run < p->runs + p->types * OF_RUN; number += run[RUN_COUNT], run += OF_RUN) {
@@ -160,7 +164,8 @@ static void pass_arguments(const Work *w, const i32 *plan, Gather *gathers, Wher
                 if (what == COUNT && g->kind != SLOTS) count_bags(w, g, p, where, number, run[RUN_COUNT]);
                 if (what == GATHER && g->kind != SLOTS) gather_bags(w, plan, g, p, where, number, run[RUN_COUNT]);
                 if (what != GATHER || g->kind != SLOTS) continue;
-                if (kids) kids = gather_kids(w, g, p, where, kids, run[RUN_COUNT]);
+                if (kids && g->width == 2 && !p->has_empty) kids = gather_pairs(w, g, where, kids, run[RUN_COUNT]);
+                else if (kids) kids = gather_briefly(w, g, where, kids, run[RUN_COUNT]);
                 else gather_slots(w, plan, g, p, where, number, run[RUN_COUNT]);
             }
         }

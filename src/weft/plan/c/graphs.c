@@ -1,7 +1,7 @@
 /* Base graphs that are kept, and batches of them: parts.py. What a batch needs of a graph lies in one piece of memory; what only
    depends on the graph and on how a model sees it, its levels above all, is found once and kept with the graph: a *view*. */
 
-enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 12 };
+enum { MOST_VIEWS = 8, MOST_KINDS = 63, AHEAD = 12, FIRST_LINES = 3 }; /* of a view: up to its pairs */
 enum { VERTICES, SLOTS_OF_ALL, EDGES_OF_ALL, TYPES_ALIKE, DEVICE_ALIKE, KINDS_OF_ALL, ROOTS_OF_ALL, ROOT_KINDS, DIGEST,
        OF_TOTALS = DIGEST + 2 };
 
@@ -201,7 +201,7 @@ static void fill_brief(Work *w, Brief *brief) {
     for (long i = 0; i < w->n; i++) rank[alike[i]] = i && are_alike(w, alike[i - 1], alike[i]) ? rank[alike[i - 1]] + 1 : 0;
     const i32 *order = sorted_by(w, rank, w->n, w->of_type);
     for (long i = 0; i < w->n; i++) 
-        brief[i] = (Brief){w->level[order[i]] * w->types + w->type[order[i]], w->above[order[i]], order[i], 0};
+        brief[i] = (Brief){w->level[order[i]] * w->types + w->type[order[i]], w->above[order[i]], order[i]};
 }
 
 /* What `w`, the work on one graph, has found, as a view. Its arrays, one after the other: runs, pairs, the graph in brief, if it is
@@ -209,7 +209,7 @@ static void fill_brief(Work *w, Brief *brief) {
 static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t seen, int is_kept) {
     long n = w->n, types = w->part[0]->types, pairs = w->feed_ptr[w->types], all = pairs + w->meetings;
     int fits = n < EMPTY && (w->top + 1) * w->types <= UINT16_MAX;
-    long brief = fits ? 2 * n + (count_kids(w) + 1) / 2 : 0, size = types * OF_RUN + all * OF_PAIR + brief;
+    long brief = fits ? (3 * n + count_kids(w) + 1) / 2 : 0, size = types * OF_RUN + all * OF_PAIR + brief;
     size_t bytes = sizeof(View) + (size + 4 * n + 1 + w->m) * sizeof(i32);
     View *view = is_kept ? aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE) : take(batch, bytes, 1);
     if (!view) longjmp(batch->give_up, 1);
@@ -292,7 +292,8 @@ static void find_parts(Work *w, Graph *const *graph, long count, const i32 *tabl
     w->part = take(w, count, sizeof(Part *)), w->parts = count;
     w->count = zeros(w, w->types), w->arguments = zeros(w, w->types), w->type_first_step = zeros(w, w->types + 1);
     for (long i = 0; i < count; i++) {
-        if (i + AHEAD < count && graph[i + AHEAD]->views) approach((const i32 *)graph[i + AHEAD]->views, 3 * LINE / sizeof(i32)); /* first lines alone */
+        const View *ahead = i + AHEAD < count ? graph[i + AHEAD]->views : NULL;
+        if (ahead) approach((const i32 *)ahead, FIRST_LINES * LINE / sizeof(i32));
         View *view = view_of(w, graph[i], table, seen);
         const Part *p = w->part[i] = &view->part;
         approach(view->arrays, has_bags || !p->brief ? p->src + p->m - view->arrays : view->size);

@@ -1,9 +1,5 @@
 /* Which row each node has, and which rows each step runs: layout.py. */
 
-static void approach_brief(const Part *p) {
-    if (p->brief) approach((const i32 *)p->brief, p->n * sizeof(Brief) / sizeof(i32));
-}
-
 /* A node and its key, as one number. */
 static u64 as_keyed(uint32_t key, uint32_t node) { return (u64)node << 32 | key; }
 static uint32_t key_of(u64 keyed) { return keyed; }
@@ -46,7 +42,7 @@ static void find_keys(Work *w) {
     }
     for (long i = 0; i < w->parts; base += w->part[i++]->n) {
         const Part *p = w->part[i];
-        if (i + 2 < w->parts) approach_brief(w->part[i + 2]);
+        approach_part(w, i + 2);
         if (p->brief && has_ways) key_briefly(p->brief, p->n, step_key, base, keyed + base, starts);
         else key_nodes(p, first, ways, has_ways, base, keyed + base, starts);
     }

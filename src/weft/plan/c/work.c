@@ -29,7 +29,7 @@ typedef uint64_t u64;
 
 /* A node of a kept example, in brief. `step` tells its turn and its type: the turn times the number of types, plus the type. */
 typedef struct {
-    u16 step, above, number, none;
+    u16 step, above, number;
 } Brief;
 
 /* Nodes that follow each other and read nobody else: one of many examples, or all of a program. All numbers count from its first
@@ -113,6 +113,12 @@ static i32 *filled(Work *w, size_t count, i32 value) {
 /* Memory that is about to be read or written here and there: fetched line after line, which is much faster. */
 static void approach(const i32 *from, long count) {
     for (long at = 0; at < count; at += LINE / sizeof(i32)) __builtin_prefetch(from + at);
+}
+
+/* The same for a part that is told in brief: what lies between its runs and the most of what its ports gather. */
+static void approach_part(const Work *w, long i) {
+    const Part *p = i < w->parts ? w->part[i] : NULL;
+    if (p && p->brief) approach(p->runs, ((const char *)(p->brief + p->n) - (const char *)p->runs + 2 * LINE) / sizeof(i32));
 }
 
 /* The work for a program of these types. */
