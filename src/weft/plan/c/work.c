@@ -22,7 +22,16 @@ typedef struct Block {
     struct Block *before;
 } Block;
 
-enum { CHUNK = 1 << 13, SMALL = 1 << 10, GRAIN = 16 }; /* bytes: what is asked for at once, for pieces that are small; how they lie */
+/* Memory that is kept for the next work, so that the system need not give it anew each time. A work takes it as a whole, so that others at
+   the same time find none. */
+typedef struct {
+    size_t size;
+} Area;
+
+static Area *kept_area;
+
+/* Bytes: a block for small pieces, what a small piece is, how pieces lie, and the largest area that is kept. */
+enum { CHUNK = 1 << 13, SMALL = 1 << 10, GRAIN = 16, MOST_KEPT = 1 << 22 };
 
 typedef uint16_t u16;
 typedef uint64_t u64;
@@ -77,9 +86,11 @@ typedef struct {
     /* the plan: where the class rows of outputs are, and how far rows of types are from them; the end of its tables, of what a device reads, of all */
     i32 *class_row_at, *shift;
     long table, device, total;
+    /* memory: an area, or none, and blocks; what is left of the area, or of a block for small pieces; how much has been taken */
+    Area *area;
     Block *blocks;
-    char *spare; /* the rest of a chunk */
-    size_t left;
+    char *spare;
+    size_t left, taken;
     jmp_buf give_up;
 } Work;
 
@@ -94,7 +105,8 @@ static char *take_block(Work *w, size_t bytes) {
 
 static void *take(Work *w, size_t count, size_t size) {
     size_t bytes = (count * size + GRAIN - 1) / GRAIN * GRAIN;
-    if (bytes > SMALL) return take_block(w, bytes);
+    w->taken += bytes;
+    if (bytes > w->left && bytes > SMALL) return take_block(w, bytes);
     if (bytes > w->left) w->spare = take_block(w, CHUNK), w->left = CHUNK;
     w->spare += bytes, w->left -= bytes;
     return w->spare - bytes;
@@ -125,13 +137,25 @@ static void approach_part(const Work *w, long i) {
 static Work *begin(long types, const i32 *kinds, long max_rows) {
     Work *w = calloc(1, sizeof(Work));
     if (!w) return NULL;
+    w->area = __atomic_exchange_n(&kept_area, NULL, __ATOMIC_ACQ_REL);
+    if (w->area) w->spare = (char *)w->area + GRAIN, w->left = w->area->size;
     w->types = types, w->max_rows = max_rows;
     w->outputs = kinds, w->port_ptr = kinds + types, w->port_kind = w->port_ptr + types + 1;
     w->position_ptr = w->port_kind + w->port_ptr[types], w->positions = w->position_ptr + w->port_ptr[types] + 1;
     return w;
 }
 
+/* An area in which what the work has taken would have had room, unless that is too much. */
+static Area *fitting_area(const Work *w) {
+    if (w->taken > MOST_KEPT || (w->area && w->area->size >= w->taken)) return w->area;
+    free(w->area);
+    Area *area = malloc(GRAIN + w->taken);
+    if (area) area->size = w->taken;
+    return area;
+}
+
 static void release(Work *w) {
+    free(__atomic_exchange_n(&kept_area, fitting_area(w), __ATOMIC_ACQ_REL));
     for (Block *block = w->blocks, *before; block; block = before) {
         before = block->before;
         free(block);
