@@ -231,12 +231,13 @@ def test_step_tables_and_owners_are_those_of_numpy(monkeypatch: pytest.MonkeyPat
 
 
 def test_graphs_too_large_to_be_told_in_brief_are_planned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs that are just as deep, or have just as many vertices, as two bytes can tell, and one more; beside small ones."""
-    kinds = (NodeType("node", PORTS[1]), NodeType("leaf"))
-    small, deepest = weft.Graph([[], [], [0, 1], [-1, 2]]), ((1 << 16) - 1) // len(kinds)
-    flat = [weft.Graph([*[[]] * (count - 1), [0, count - 2]]) for count in ((1 << 16) - 2, (1 << 16) - 1)]
-    for large in (weft.Graph.chain(deepest), weft.Graph.chain(deepest + 1), *flat):
-        graph = weft.Graph.batch([small, large, small])
+    """Of vertices two bytes can tell so many, and of levels a hundredth of that, with a hundred types; beside small graphs."""
+    kinds = (NodeType("node", PORTS[1]), NodeType("leaf"), *[NodeType("unused")] * 98)
+    small, most = weft.Graph([[], [], [0, 1], [-1, 2]]), (1 << 16) - 1
+    wide, wider = (weft.Graph([*[[]] * (count - 1), [0, count - 2]]) for count in (most, most + 2))
+    deep, deeper, deepest = (weft.Graph.chain(count) for count in (most // 100, most // 100 + 5, most // 2))
+    for large in ([wide], [wider], [wide, deep, wider], [wide, deeper, wider], [deepest]):
+        graph = weft.Graph.batch([small, *large, small])
         program = tree_program(graph, kinds, Seen(graph, ONE_TYPE), False)
         fast = plan_graphs(program, "auto", None, 0.0)
         assert isinstance(program, GraphProgram) and fast is not None

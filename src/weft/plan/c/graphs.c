@@ -208,7 +208,7 @@ static void fill_brief(Work *w, Brief *brief) {
    small enough; and what only few batches look at: number, level, above, ptr, src. Nobody asks for types: vertices have one output. */
 static View *keep_view(Work *batch, Work *w, const Gather *gathers, uint64_t seen, int is_kept) {
     long n = w->n, types = w->part[0]->types, pairs = w->feed_ptr[w->types], all = pairs + w->meetings;
-    int fits = n < EMPTY && (w->top + 1) * w->types <= UINT16_MAX;
+    int fits = n <= EMPTY && (w->top + 1) * w->types <= UINT16_MAX;
     long brief = fits ? (3 * n + count_kids(w) + 1) / 2 : 0, size = types * OF_RUN + all * OF_PAIR + brief;
     size_t bytes = sizeof(View) + (size + 4 * n + 1 + w->m) * sizeof(i32);
     View *view = is_kept ? aligned_alloc(LINE, (bytes + LINE - 1) / LINE * LINE) : take(batch, bytes, 1);
