@@ -28,7 +28,7 @@ _WORD = (1 << 64) - 1
 
 
 class Kept(bytes):
-    """The address of a base graph that C keeps; C does so while this lives, or a batch with the graph in it."""
+    """The address of a base graph that C keeps; C does so while this lives."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class Kept(bytes):
         return int.from_bytes(self, sys.byteorder)
 
     def __del__(self, library: Callable[[], Any] = library) -> None:
-        library().weft_release(self, 1)
+        library().weft_release(self)
 
 
 class Keepable:
@@ -72,7 +72,7 @@ def collect(graphs: tuple[Any, ...]) -> KeptGraphs | None:
     found = np.empty(count + TOTALS, dtype=np.int64)
     place = address(found)
     done = library().weft_collect(id(graphs) + _ITEMS, count, id(type(graphs[0])), _SLOT, _DATA, place, place + 8 * count)
-    return KeptGraphs(found, count, place) if done else None
+    return KeptGraphs(found, count, place, graphs) if done else None
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def kept_graphs(graphs: Sequence[Kept]) -> KeptGraphs:
     count, found = len(graphs), np.array([*[graph.place for graph in graphs], *[0] * TOTALS], dtype=np.int64)
     place = address(found)
     library().weft_totals(place, count, place + 8 * count)
-    return KeptGraphs(found, count, place)
+    return KeptGraphs(found, count, place, graphs)
 
 
 class KeptGraphs:
@@ -109,6 +109,7 @@ class KeptGraphs:
         "digest",
         "edges",
         "found",
+        "graphs",
         "kinds",
         "num_roots",
         "place",
@@ -119,14 +120,12 @@ class KeptGraphs:
     )
     vertices: int
 
-    def __init__(self, found: npt.NDArray[np.int64], count: int, place: int) -> None:
-        self.found, self.count, self.place = found, count, place
+    def __init__(self, found: npt.NDArray[np.int64], count: int, place: int, graphs: Sequence[Any]) -> None:
+        """`graphs`: whoever holds the addresses in `found`, which must live for as long."""
+        self.found, self.count, self.place, self.graphs = found, count, place, graphs
         self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, *roots = found[count:-2].tolist()
         self.num_roots, self.root_kinds = roots
         self.digest = found[-2:].tobytes()
-
-    def __del__(self, library: Callable[[], Any] = library) -> None:
-        library().weft_release(self.place, self.count)
 
     def merged(self) -> tuple[Ints, Ints, Ints]:
         """Children, offsets and kinds of the vertices, counted on from graph to graph."""

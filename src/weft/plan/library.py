@@ -23,7 +23,7 @@ FUNCTIONS = {
     "weft_fill": (ctypes.c_int, (POINTER, POINTER, POINTER)),
     "weft_returns": (ctypes.c_int, (POINTER, POINTER)),
     "weft_graph": (POINTER, (POINTER,) * 5),
-    "weft_release": (None, (POINTER, NUMBER)),
+    "weft_release": (None, (POINTER,)),
     "weft_collect": (ctypes.c_int, (POINTER, NUMBER, POINTER, NUMBER, NUMBER, POINTER, POINTER)),
     "weft_totals": (None, (POINTER, NUMBER, POINTER)),
     "weft_merge": (None, (POINTER, NUMBER, *[POINTER] * 3)),

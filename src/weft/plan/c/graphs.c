@@ -21,7 +21,7 @@ typedef struct View {
    there are kinds beyond it; `root_kinds` of those of roots, which nobody reads. Equal numbers mean equal names of types, and equal
    devices. The arrays: children, offsets, kinds, roots. */
 typedef struct {
-    i32 n, m, edges, types, device, owners; /* owners: Python's graph, and batches that it is part of */
+    i32 n, m, edges, types, device;
     uint64_t digest[2], kinds, root_kinds;
     int64_t roots;
     View *views;
@@ -51,7 +51,7 @@ Graph *weft_graph(const int64_t *numbers, const char *digest, const i32 *childre
     size_t size = sizeof(Graph) + (m + 3 * n + 1) * sizeof(i32);
     Graph *g = aligned_alloc(LINE, (size + LINE - 1) / LINE * LINE); /* what every batch reads is in one line of memory */
     if (!g) return NULL;
-    *g = (Graph){n, m, numbers[2], numbers[3], numbers[4], 1};
+    *g = (Graph){n, m, numbers[2], numbers[3], numbers[4]};
     memcpy(g->digest, digest, sizeof(g->digest));
     memcpy(g->arrays, children, m * sizeof(i32));
     memcpy(g->arrays + m, offsets, (n + 1) * sizeof(i32));
@@ -61,28 +61,23 @@ Graph *weft_graph(const int64_t *numbers, const char *digest, const i32 *childre
     return g;
 }
 
-/* Graphs that have one owner less. */
-void weft_release(Graph *const *graph, long count) {
-    for (long i = 0; i < count; i++) {
-        __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i]);
-        Graph *g = graph[i];
-        if (__atomic_sub_fetch(&g->owners, 1, __ATOMIC_ACQ_REL)) continue;
-        for (View *view = g->views, *next; view; view = next) {
-            next = view->next;
-            free(view);
-        }
-        free(g);
+/* A graph that nobody needs any more. */
+void weft_release(Graph *const *graph) {
+    Graph *g = *graph;
+    for (View *view = g->views, *next; view; view = next) {
+        next = view->next;
+        free(view);
     }
+    free(g);
 }
 
-/* What a batch of graphs is, in a few numbers: -1 where types or devices are not alike. The graphs have an owner more. */
+/* What a batch of graphs is, in a few numbers: -1 where types or devices are not alike. */
 void weft_totals(Graph *const *graph, long count, int64_t *totals) {
     uint64_t low = count, high = 0, kinds = 0, root_kinds = 0;
     int64_t vertices = 0, slots = 0, edges = 0, roots = 0, types = count ? graph[0]->types : 0, device = count ? graph[0]->device : 0;
     for (long i = 0; i < count; i++) {
-        __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i], 1);
-        Graph *g = graph[i];
-        __atomic_add_fetch(&g->owners, 1, __ATOMIC_RELAXED);
+        __builtin_prefetch(graph[i + 2 * AHEAD < count ? i + 2 * AHEAD : i]);
+        const Graph *g = graph[i];
         vertices += g->n, slots += g->m, edges += g->edges, kinds |= g->kinds, roots += g->roots, root_kinds |= g->root_kinds;
         types = types == g->types ? types : -1, device = device == g->device ? device : -1;
         low = (low ^ g->digest[0]) * 0x9e3779b97f4a7c15, high = (high ^ g->digest[1] ^ low >> 32) * 0xd6e8feb86659fd93;
