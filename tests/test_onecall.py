@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from cpu_driver import Driver, install
 from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory, results
 from onecall_parts import CASES, compare, trees, watch
 from weft.run.gpu import apart
+from weft.run.gpu.counts import counter
 from weft.run.gpu.execution import GpuExecution
 from weft.run.gpu.onecall.lowered import Lowered
 from weft.run.gpu.onecall.numbers import Example, NotLowered, Number
@@ -175,12 +177,39 @@ def test_a_call_that_a_guard_refuses_goes_by_the_recipe(
 def test_what_sizes_decide_is_decided_for_each_version(
     driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many rows are added up by two launches, few by one: calls with either take turns, and all of them are one call."""
+    """Calls with many rows and with few take turns, and all of them are one call."""
+    decided, right = list[bool](), Recorder.sums
+    monkeypatch.setattr(Recorder, "sums", lambda self, rows: (decided.append(rows.shape[0] >= 8), right(self, rows))[1])
+    torch.manual_seed(0)
+    model, few, many = weft.nn.NaryTreeLSTM(3, 4), trees(2, 3), trees(5, 4, 7)
+    compare(model, [few, few, many, few, many], CPU, monkeypatch)
+    assert ways == [True] * 8 and {*decided} == {True, False}
+
+
+def test_sums_of_many_parts_are_part_of_one_call(driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.run.gpu.totals.ROWS", 4)
     torch.manual_seed(0)
     model, few, many = weft.nn.NaryTreeLSTM(3, 4), trees(2, 3), trees(5, 4, 7)
     compare(model, [few, few, many, few, many], CPU, monkeypatch)
-    assert ways == [True] * 8
+    assert ways == [True] * 8 and not counter(CPU, 0).any()
+
+
+def test_launches_that_need_nothing_of_each_other_are_one(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, graph, counts = weft.nn.NaryTreeLSTM(3, 4), trees(5, 9, 3), list[int]()
+    x = torch.randn(graph.num_vertices, 3)
+    for joined in (True, False):
+        with monkeypatch.context() as patched:
+            if not joined:
+                patched.setattr("weft.run.gpu.onecall.note.in_fewer_launches", lambda operations, memory: list(operations))
+            for _ in range(2):
+                before = driver.launches
+                found = results(model, graph, x, "triton")
+            counts.append(driver.launches - before)
+            for name, expected in results(model, graph, x, "eager").items():
+                assert torch.allclose(found[name], expected, rtol=1e-5, atol=1e-6), name
+        model = copy.deepcopy(model)
+    assert counts[0] <= counts[1] - 2
 
 
 def test_backward_uses_again_what_it_has_read(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import weft
 import weft.nn
 from kernel_parts import NEEDS_INTERPRETER
+from weft.run.gpu import counts
+from weft.run.gpu.counts import counter
 from weft.run.gpu.execution import GpuExecution
-from weft.run.gpu.totals import column_sums
+from weft.run.gpu.totals import COLUMNS, column_sums
 
 pytestmark = NEEDS_INTERPRETER
 
@@ -163,13 +165,19 @@ def test_gradients_of_other_outputs_alone_find_what_was_kept() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 63, 127, 1000, 1025, 2048, 3001])
 def test_sums_over_rows_take_no_memory_but_their_result(rows: int) -> None:
-    """Of many rows, a thousandth of them."""
+    """Of many rows, a thousandth of them; and no count is left behind."""
     x = torch.randn(rows, 300, dtype=torch.float64)
     with Allocations() as made:
         found = column_sums(x)
-    parts = [(-(-rows // 1024), 300)] * (rows >= 2048)
+    parts = [(rows // 1024 + 1, 300)] * (rows >= 1024)
     assert [shape for shape in made.shapes if 0 not in shape] == [*parts, (1, 300)]
     assert torch.allclose(found, x.sum(0, keepdim=True), rtol=0, atol=1e-12)
+    assert not counter(x.device, 0).any()
+
+
+def test_sums_over_rows_that_are_wider_than_there_are_counts() -> None:
+    x = torch.randn(1100, COLUMNS * counts.COLUMNS + 1)
+    assert torch.allclose(column_sums(x), x.sum(0, keepdim=True), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [5, 2500])

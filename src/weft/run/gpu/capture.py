@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from weft.run.gpu.counts import counter
 from weft.run.gpu.driver import DRIVER, function
 from weft.run.gpu.launch import current_stream
 from weft.run.gpu.onecall.lowered import blas_handle
-from weft.run.gpu.sweep import counter
 
 T = TypeVar("T")
 

@@ -7,32 +7,31 @@ from math import gcd, prod
 import torch
 from torch import Tensor
 
-from weft.run.gpu.launch import Kernel, Quick
+from weft.run.gpu.launch import Quick
+from weft.run.gpu.together import Job, Together
 
 BLOCK = 1024
 """Numbers that a program copies."""
 COLUMNS = 256
 """Of these, side by side."""
 
-TILE = """import triton
-import triton.language as tl
-
+TILE = """
 
 @triton.jit
-def tile(width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def tile(program, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     across = tl.cdiv(width, COLUMNS)
-    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
+    row = (program // across) * ROWS + tl.arange(0, ROWS)
+    column = (program % across) * COLUMNS + tl.arange(0, COLUMNS)
     return row, column[None, :], (column < width)[None, :]
 """
 
 PUT = f"""{TILE}
 
-@triton.jit(do_not_specialize=["rows", "first", "parts"])
-def put(rows, first, parts, out, p, a, q, b,
+@triton.jit
+def put(program, rows, first, parts, out, p, a, q, b,
         TWO: tl.constexpr, BY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     width = parts * BY
-    row, column, real = tile(width, ROWS, COLUMNS)
+    row, column, real = tile(program, width, ROWS, COLUMNS)
     one = row < first
     place = tl.load(p + row, mask=one, other=0).to(tl.int64)
     found = tl.load(a + row.to(tl.int64)[:, None] * width + column, mask=one[:, None] & real, other=0)
@@ -64,7 +63,7 @@ def putter(dtype: torch.dtype, two: bool, width: int) -> Quick:
     found = _putters.get((dtype, two, (by, rows, columns)))
     if found is None:
         grid = f"-(-n0 // {rows}) * -(-n2 * {by} // {columns})"
-        found = Quick(Kernel(PUT, "put"), 3, grid, (two, by, rows, columns))
+        found = Quick(Together(Job(PUT, "put", 3, 5, 4)), 3, grid, (two, by, rows, columns))
         _putters[dtype, two, (by, rows, columns)] = found
     return found
 
@@ -83,11 +82,11 @@ def put_rows(out: Tensor, p: Tensor, a: Tensor, q: Tensor | None = None, b: Tens
 
 TAKE = f"""{TILE}
 
-@triton.jit(do_not_specialize=["rows", "parts", "many", "more"])
-def take(rows, parts, many, more, out, a, p, b, q,
+@triton.jit
+def take(program, rows, parts, many, more, out, a, p, b, q,
          TWO: tl.constexpr, BY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     width = parts * BY
-    row, column, real = tile(width, ROWS, COLUMNS)
+    row, column, real = tile(program, width, ROWS, COLUMNS)
     live = row < rows
     first = tl.load(p + row, mask=live, other=0).to(tl.int64)
     found = tl.load(a + first[:, None] * width + column, mask=(live & (first < many))[:, None] & real, other=0)
@@ -106,7 +105,7 @@ def taker(dtype: torch.dtype, two: bool, width: int) -> Quick:
     found = _takers.get((dtype, two, (by, rows, columns)))
     if found is None:
         grid = f"-(-n0 // {rows}) * -(-n1 * {by} // {columns})"
-        found = Quick(Kernel(TAKE, "take"), 4, grid, (two, by, rows, columns))
+        found = Quick(Together(Job(TAKE, "take", 4, 5, 4)), 4, grid, (two, by, rows, columns))
         _takers[dtype, two, (by, rows, columns)] = found
     return found
 
@@ -122,13 +121,11 @@ def take_rows(a: Tensor, p: Tensor, b: Tensor | None = None, q: Tensor | None = 
     return out
 
 
-ADD = f"""import triton
-import triton.language as tl
+ADD = f"""
 
-
-@triton.jit(do_not_specialize=["numbers"])
-def add(numbers, a, b, out):
-    at = (tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
+@triton.jit
+def add(program, numbers, a, b, out):
+    at = (program * {BLOCK} + tl.arange(0, {BLOCK})).to(tl.int64)
     live = at < numbers
     tl.store(out + at, tl.load(a + at, mask=live) + tl.load(b + at, mask=live), mask=live)
 """
@@ -140,7 +137,7 @@ def adder(dtype: torch.dtype) -> Quick:
     """What launches `add`, as torch does `a + b`: for those who launch without torch."""
     found = _adders.get(dtype)
     if found is None:
-        found = _adders[dtype] = Quick(Kernel(ADD, "add"), 1, f"-(-n0 // {BLOCK})")
+        found = _adders[dtype] = Quick(Together(Job(ADD, "add", 1, 3)), 1, f"-(-n0 // {BLOCK})")
     return found
 
 

@@ -17,6 +17,7 @@ from weft.graph.tape import Value
 from weft.plan.plan import Plan
 from weft.run.code import CellCode
 from weft.run.gpu.bind import Binding
+from weft.run.gpu.counts import counter
 from weft.run.gpu.launch import Kernel, current_stream, interpreted
 from weft.run.gpu.stages import Stages
 from weft.run.gpu.sweeptext import Member, sweep_text
@@ -201,14 +202,3 @@ def _scratch(run: TypeRun, value: Value) -> Tensor:
     sizes = run.cuts.sizes if value.rows.kind == "n" else run.edge_cuts().sizes
     shape = [size for size in (value.shape or ()) if isinstance(size, int)]
     return torch.empty((max(sizes, default=0), *shape), dtype=value.dtype, device=run.indices.device)
-
-
-_counters: dict[tuple[torch.device, int], Tensor] = {}
-
-
-def counter(device: torch.device, stream: int) -> Tensor:
-    """The barrier's count, zero between launches; one for each stream, for sweeps of two streams may run at once."""
-    found = _counters.get((device, stream))
-    if found is None:
-        found = _counters[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
-    return found

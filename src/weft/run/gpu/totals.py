@@ -1,51 +1,66 @@
 """Sums over all rows, `rows.sum(0, keepdim=True)`: gradients of biases.
 
 PyTorch's own reduction along the first dimension takes twice the memory of what it adds up beside it. Here a program adds up
-some columns of some rows from top to bottom, and where there are many rows another launch adds up what these found, always in
-the same order.
+some columns of some rows from top to bottom. Where there are many rows, each program leaves its sums in memory, and the last of
+those with the same columns adds up what all of them found, always in the same order: it finds out that it is the last by
+counting, and sets the count back to zero.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.graph.tape import Value
+from weft.run.gpu import counts
 from weft.run.gpu.formulas import TYPES
-from weft.run.gpu.launch import Kernel, Quick, allocator
+from weft.run.gpu.launch import Quick, allocator, current_stream
+from weft.run.gpu.together import Job, Together
 from weft.run.rowview import row_width
 from weft.run.views import is_free
 
 ROWS, COLUMNS = 1024, 16
-"""How much a program loads at a time."""
+"""What a program adds up."""
+AT_ONCE, PARTS_AT_ONCE = 256, 32
+"""How many rows it loads at a time, and of how many parts the sums."""
 
-SOURCE = f"""import triton
-import triton.language as tl
+SOURCE = f"""
+
+@triton.jit
+def added_KIND(rows, first, last, width, column, AT_ONCE: tl.constexpr, PAST: tl.constexpr):
+    found = tl.zeros(({COLUMNS},), tl.KIND)
+    while first < last:
+        row = (first + tl.arange(0, AT_ONCE)).to(tl.int64)
+        there = (row < last)[:, None] & (column < width)[None, :]
+        some = tl.load(rows + row[:, None] * width + column[None, :], mask=there, other=0, cache_modifier=PAST)
+        found += tl.sum(some.to(tl.KIND), 0)
+        first += AT_ONCE
+    return found
 
 
-@triton.jit(do_not_specialize=["n", "width", "parts"])
-def total(n, width, parts, rows, out):
+@triton.jit
+def total_KIND(program, n, width, parts, rows, some, out, count):
     each = tl.cdiv(n, parts)
     across = tl.cdiv(width, {COLUMNS})
-    part = tl.program_id(0) // across
-    column = (tl.program_id(0) % across) * {COLUMNS} + tl.arange(0, {COLUMNS})
-    real = column < width
-    found = tl.zeros(({COLUMNS},), KIND)
+    part = program // across
+    column = (program % across) * {COLUMNS} + tl.arange(0, {COLUMNS})
     first = part * each
-    last = tl.minimum(first + each, n)
-    while first < last:
-        row = (first + tl.arange(0, {ROWS})).to(tl.int64)
-        there = (row < last)[:, None] & real[None, :]
-        found += tl.sum(tl.load(rows + row[:, None] * width + column[None, :], mask=there, other=0).to(KIND), 0)
-        first += {ROWS}
-    tl.store(out + part.to(tl.int64) * width + column, found, mask=real)
+    found = added_KIND(rows, first, tl.minimum(first + each, n), width, column, {AT_ONCE}, "")
+    if parts == 1:
+        tl.store(out + column, found, mask=column < width)
+    else:
+        tl.store(some + part.to(tl.int64) * width + column, found, mask=column < width)
+        tl.debug_barrier()
+        mine = count + program % across
+        if tl.atomic_add(mine, 1, sem="acq_rel", scope="gpu") == parts - 1:
+            tl.debug_barrier()
+            found = added_KIND(some, 0, parts, width, column, {PARTS_AT_ONCE}, ".cg")
+            tl.store(out + column, found, mask=column < width)
+            tl.store(mine, 0)
 """
-
-T = TypeVar("T")
 
 
 def adds_up_rows(value: Value) -> bool:
@@ -58,27 +73,29 @@ def adds_up_rows(value: Value) -> bool:
 
 
 @functools.cache
-def adder(given: torch.dtype, made: torch.dtype) -> Quick:
-    """Adds up some parts of rows of one dtype to a row of another each: `go(n, width, parts, rows, sums)`."""
-    kind = "tl.float64" if given is torch.float64 else "tl.float32"
-    kernel = Kernel(SOURCE.replace("KIND", kind), "total", warps=8)
-    return Quick(kernel, 3, f"n2 * -(-n1 // {COLUMNS})")
+def adder(dtype: torch.dtype) -> Quick:
+    """Adds up rows in some parts: `go(n, width, parts, rows, sums of parts, sums, counts)`."""
+    kind = str(wide(dtype)).removeprefix("torch.")
+    job = Job(SOURCE.replace("KIND", kind), f"total_{kind}", 3, 4)
+    return Quick(Together(job), 3, f"n2 * -(-n1 // {COLUMNS})")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """As what numbers are added up."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def parts(rows: Any, width: int) -> Any:
+    """Of how many parts the sums are added up; wide rows keep all processors busy as one."""
+    return 1 if width > counts.COLUMNS * COLUMNS else rows // ROWS + 1
 
 
 def column_sums(rows: Tensor) -> Tensor:
     """What this stands for is `rows.sum(0, keepdim=True)`."""
-    fresh = allocator(rows.device)
-    return add_up(rows.contiguous(), fresh, lambda quick, numbers, tensors: quick.go(*numbers, *tensors))
-
-
-def add_up(rows: Any, fresh: Callable[..., T], launch: Callable[[Quick, Any, Any], None]) -> T:
-    """The sums of all rows, by one launch or, of many rows, by two; in memory from `fresh`."""
-    (many, width), dtype = rows.shape, rows.dtype
-    if many >= 2 * ROWS:
-        wide, parts = torch.promote_types(dtype, torch.float32), -(-many // ROWS)
-        some = fresh((parts, width), (width, 1), wide)
-        launch(adder(dtype, wide), (many, width, parts), (rows, some))
-        many, rows = parts, some
-    out = fresh((1, width), (width, 1), dtype)
-    launch(adder(rows.dtype, dtype), (many, width, 1), (rows, out))
+    fresh, (many, width) = allocator(rows.device), rows.shape
+    number = parts(many, width)
+    some = fresh((number if number > 1 else 0, width), (width, 1), wide(rows.dtype))
+    out = fresh((1, width), (width, 1), rows.dtype)
+    count = counts.counter(rows.device, current_stream(rows.device)).narrow(0, counts.BARRIER, counts.COLUMNS)
+    adder(rows.dtype).go(many, width, number, rows.contiguous(), some, out, count)
     return out

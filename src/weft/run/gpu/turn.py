@@ -11,19 +11,18 @@ import functools
 import torch
 from torch import Tensor
 
-from weft.run.gpu.launch import Kernel, Quick
+from weft.run.gpu.launch import Quick
+from weft.run.gpu.together import Job, Together
 
 SIDE = 64
 
-SOURCE = f"""import triton
-import triton.language as tl
+SOURCE = f"""
 
-
-@triton.jit(do_not_specialize=["rows", "columns"])
-def turn(rows, columns, given, out):
+@triton.jit
+def turn(program, rows, columns, given, out):
     across = tl.cdiv(columns, {SIDE})
-    row = (tl.program_id(0) // across) * {SIDE} + tl.arange(0, {SIDE})
-    column = (tl.program_id(0) % across) * {SIDE} + tl.arange(0, {SIDE})
+    row = (program // across) * {SIDE} + tl.arange(0, {SIDE})
+    column = (program % across) * {SIDE} + tl.arange(0, {SIDE})
     there = (row < rows)[:, None] & (column < columns)[None, :]
     found = tl.load(given + row[:, None] * columns + column[None, :], mask=there, other=0)
     tl.store(out + column[:, None] * rows + row[None, :], tl.trans(found), mask=tl.trans(there))
@@ -33,7 +32,7 @@ def turn(rows, columns, given, out):
 @functools.cache
 def turner(dtype: torch.dtype) -> Quick:
     """Turns matrices of a dtype: `go(rows, columns, matrix, out)`."""
-    return Quick(Kernel(SOURCE, "turn"), 2, f"-(-n0 // {SIDE}) * -(-n1 // {SIDE})")
+    return Quick(Together(Job(SOURCE, "turn", 2, 2)), 2, f"-(-n0 // {SIDE}) * -(-n1 // {SIDE})")
 
 
 def turned(matrix: Tensor) -> Tensor:

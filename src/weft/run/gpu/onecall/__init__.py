@@ -4,6 +4,7 @@
     record             runs the recipe's Python on stand-ins: what it would launch becomes a list
     operations         what that list is made of
     thrifty, placing   its order, and where its memory lies
+    joining            launches that become one
     text               the list as C
     lowered            the Python around it: memory for results, one call
 

@@ -15,6 +15,9 @@ from weft.run.gpu.onecall.numbers import ALIGNED, NotLowered, Size
 if TYPE_CHECKING:
     from weft.run.gpu.onecall.record import Recorder
 
+COUNTER = "counter"
+"""The name of the memory that belongs to the stream; see `counts`."""
+
 
 @dataclass(eq=False)
 class Storage:

@@ -13,6 +13,7 @@ import torch
 
 from weft.cc import build, compiler
 from weft.plan.library import address
+from weft.run.gpu.counts import counter
 from weft.run.gpu.driver import bind_thread
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall.kept import Kept
@@ -21,7 +22,6 @@ from weft.run.gpu.onecall.note import LISTS, Given, Noted, kind_of_fact, note
 from weft.run.gpu.onecall.numbers import NotLowered, floor
 from weft.run.gpu.onecall.text import FIRST_KERNEL, FIRST_VARIABLE, OF_KERNEL, Writer
 from weft.run.gpu.onecall.wrapper import views_text, wrapper_text
-from weft.run.gpu.sweep import counter
 from weft.run.indices import Indices
 from weft.run.recipe import Fact, Recipe
 

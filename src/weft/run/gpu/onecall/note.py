@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.run.gpu.onecall.blocks import Block, Storage, same
+from weft.run.gpu.onecall.joining import in_fewer_launches
 from weft.run.gpu.onecall.kept import Kept
 from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Operation, storages_of
@@ -98,7 +99,8 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
     kinds = {f"f{at}": _kind(one) for at, one in enumerate(numbers)}
     spent = _spent(before, saved)
     operations = added_up(recorder.operations, [*brought])
-    operations = in_thrifty_order(operations, _memory(operations, recorder, before, spent, [*brought]))
+    memory = _memory(operations, recorder, before, spent, [*brought])
+    operations = in_fewer_launches(in_thrifty_order(operations, memory), memory)
     return Noted(recorder, operations, results, brought, kinds, spent, len(saved), isinstance(given.saved, Kept))
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from weft.graph.segments import bag_sum, segment_sum
-from weft.run.gpu import bags, rowcopy, totals
+from weft.run.gpu import bags, counts, rowcopy, totals
 from weft.run.gpu.launch import Quick, allocator, fresh_behind
-from weft.run.gpu.onecall.blocks import Block, Either, Pointer, Storage, strides_of
+from weft.run.gpu.onecall.blocks import COUNTER, Block, Either, Pointer, Storage, strides_of
 from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns
 from weft.run.gpu.sweep import Walk
@@ -163,7 +163,12 @@ class Recorder:
 
     def sums(self, rows: Block) -> Block:
         """As `column_sums`."""
-        return totals.add_up(rows, self.fresh, self.launch)
+        many, width = rows.shape[0], _width(rows)
+        parts = totals.parts(many, width)
+        some, out = self.fresh((parts, width), (), totals.wide(rows.dtype)), self.fresh((1, width), (), rows.dtype)
+        count = Block(self, Storage(COUNTER, torch.int32), (counts.COLUMNS,), (1,), counts.BARRIER)
+        self.launch(totals.adder(rows.dtype), (many, width, parts), (rows, some, out, count))
+        return out
 
     def zeros_like(self, like: Block, memory_format: Any = None) -> Block:
         return self.fill(self.fresh(like.shape, (), like.dtype))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from weft.run.gpu.launch import Kernel
-from weft.run.gpu.onecall.blocks import Block, Either, Storage
+from weft.run.gpu.onecall.blocks import COUNTER, Block, Either, Storage
 from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import NotLowered, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns, storages_of
@@ -133,7 +133,7 @@ int64_t weft_call(const int64_t *a, char *room) {{
 {declared}
     void *stream = (void *)a[0], *blas = (void *)a[1];
     const int64_t *h = (const int64_t *)a[3];
-    uint64_t counter = a[2], nothing = 0;
+    uint64_t {COUNTER} = a[2], nothing = 0;
     char *w[{len(self.working) + 1}];
     int64_t failed = 0;
     placed(a, room, w);
@@ -234,7 +234,8 @@ int64_t weft_call(const int64_t *a, char *room) {{
             start = f"w[{list(self.working).index(storage)}]"
         else:
             start = storage.name
-            self.pointers[storage.name], self.sizes[storage.name] = storage.anywhere, storage.dtype.itemsize
+            if storage.name != COUNTER:
+                self.pointers[storage.name], self.sizes[storage.name] = storage.anywhere, storage.dtype.itemsize
         offset = block.offset
         if isinstance(offset, int) and offset == 0:
             return start
@@ -314,7 +315,7 @@ int64_t weft_call(const int64_t *a, char *room) {{
         self.lines += self._each_stretch(turns, indent)
         self.lines.append(f"{indent}    int32_t begin = t.begin, end = t.end;")
         self.lines.append(f"{indent}    if (t.width != APART) {{")
-        self._arguments(turns.arguments, deeper, ("&begin", "&end", "&counter"))
+        self._arguments(turns.arguments, deeper, ("&begin", "&end", f"&{COUNTER}"))
         self.lines.append(f"{deeper}failed |= launch_together(h, {first} + t.width, stream, v);")
         self.lines.append(f"{indent}    }}")
         if turns.apart:

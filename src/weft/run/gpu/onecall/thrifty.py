@@ -53,6 +53,11 @@ def in_thrifty_order(operations: Sequence[Operation], memory: Memory) -> list[Op
     return [operations[at] for at in orders.improved(tuple(found))]
 
 
+def room_of(used: Sequence[Sequence[Hashable]], memory: Memory) -> int:
+    """Bytes that operations need beside what is given and the results; `used`: what memory each uses."""
+    return _Orders(used, memory).room(range(len(used)))
+
+
 def added_up(operations: Sequence[Operation], results: Sequence[Storage]) -> list[Operation]:
     """The operations without sums of two products: the second is added to the first."""
     found = list(operations)

@@ -1,0 +1,21 @@
+"""Counts in a device's memory by which programs of a kernel find out about each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BARRIER = 4
+"""The first of them are the barrier's, in sweeps; 16 bytes of them."""
+COLUMNS = 1020
+"""The others belong to sums over rows, one to some columns each."""
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def counter(device: torch.device, stream: int) -> Tensor:
+    """Zeros between launches; others for each stream, for kernels of two streams may run at once."""
+    found = _counters.get((device, stream))
+    if found is None:
+        found = _counters[device, stream] = torch.zeros(BARRIER + COLUMNS, dtype=torch.int32, device=device)
+    return found
