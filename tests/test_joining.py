@@ -56,7 +56,7 @@ def turned(rows: int, width: int) -> tuple[Launch, Tensor, Tensor]:
 def total(rows: int, width: int) -> tuple[Launch, Tensor, Tensor]:
     given, out, parts = torch.randn(rows, width), poisoned(1, width), totals.parts(rows, width)
     count = counts.counter(CPU, 0)[counts.BARRIER :]
-    made = launch(totals.adder(given.dtype, 1), rows, width, parts, given, poisoned(parts, width), out, count)
+    made = launch(totals.adder(given.dtype), rows, width, parts, given, poisoned(parts, width), out, count)
     return made, out, given.sum(0, keepdim=True)
 
 
@@ -132,7 +132,7 @@ class TestWhatBecomesOneLaunch:
         for name in "ab":
             count = Block(NOBODY, Storage(COUNTER, torch.int32), (4,), (1,), counts.BARRIER)
             given = block(f"t{name}", None), block(f"some{name}"), block(name), count
-            operations.append(launch(totals.adder(torch.float32, 1), 4, 4, 1, *given))
+            operations.append(launch(totals.adder(torch.float32), 4, 4, 1, *given))
         assert self.joined(operations, memory_of(operations, {})) == [1, 1]
 
     def test_not_aligned_memory_with_other_memory(self) -> None:

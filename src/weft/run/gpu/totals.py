@@ -9,7 +9,6 @@ counting, and sets the count back to zero.
 from __future__ import annotations
 
 import functools
-from math import gcd
 from typing import Any
 
 import torch
@@ -33,17 +32,17 @@ SOURCE = f"""
 @triton.jit
 def added_KIND(rows, first, last, width, column, AT_ONCE: tl.constexpr, PAST: tl.constexpr):
     found = tl.zeros(({COLUMNS},), tl.KIND)
-    for at in range(first, last, AT_ONCE):
-        row = (at + tl.arange(0, AT_ONCE)).to(tl.int64)
+    while first < last:
+        row = (first + tl.arange(0, AT_ONCE)).to(tl.int64)
         there = (row < last)[:, None] & (column < width)[None, :]
         some = tl.load(rows + row[:, None] * width + column[None, :], mask=there, other=0, cache_modifier=PAST)
         found += tl.sum(some.to(tl.KIND), 0)
+        first += AT_ONCE
     return found
 
 
 @triton.jit
-def total_KIND(program, n, groups, parts, rows, some, out, count, BY: tl.constexpr):
-    width = groups * BY
+def total_KIND(program, n, width, parts, rows, some, out, count):
     each = tl.cdiv(n, parts)
     across = tl.cdiv(width, {COLUMNS})
     part = program // across
@@ -74,14 +73,11 @@ def adds_up_rows(value: Value) -> bool:
 
 
 @functools.cache
-def adder(dtype: torch.dtype, by: int) -> Quick:
-    """Adds up rows in some parts: `go(n, width // by, parts, rows, sums of parts, sums, counts)`.
-
-    `by`: how wide the equal parts of a row are, from whose beginnings on it can be read in large words.
-    """
+def adder(dtype: torch.dtype) -> Quick:
+    """Adds up rows in some parts: `go(n, width, parts, rows, sums of parts, sums, counts)`."""
     kind = str(wide(dtype)).removeprefix("torch.")
-    job = Job(SOURCE.replace("KIND", kind), f"total_{kind}", 3, 4, 1)
-    return Quick(Together(job), 3, f"n2 * -(-n1 * {by} // {COLUMNS})", (by,))
+    job = Job(SOURCE.replace("KIND", kind), f"total_{kind}", 3, 4)
+    return Quick(Together(job), 3, f"n2 * -(-n1 // {COLUMNS})")
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -101,6 +97,5 @@ def column_sums(rows: Tensor) -> Tensor:
     some = fresh((number if number > 1 else 0, width), (width, 1), wide(rows.dtype))
     out = fresh((1, width), (width, 1), rows.dtype)
     count = counts.counter(rows.device, current_stream(rows.device)).narrow(0, counts.BARRIER, counts.COLUMNS)
-    by = gcd(width, COLUMNS)
-    adder(rows.dtype, by).go(many, width // by, number, rows.contiguous(), some, out, count)
+    adder(rows.dtype).go(many, width, number, rows.contiguous(), some, out, count)
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import gcd, prod
+from math import prod
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -167,8 +167,7 @@ class Recorder:
         parts = totals.parts(many, width)
         some, out = self.fresh((parts, width), (), totals.wide(rows.dtype)), self.fresh((1, width), (), rows.dtype)
         count = Block(self, Storage(COUNTER, torch.int32), (counts.COLUMNS,), (1,), counts.BARRIER)
-        by = gcd(width, totals.COLUMNS)
-        self.launch(totals.adder(rows.dtype, by), (many, width // by, parts), (rows, some, out, count))
+        self.launch(totals.adder(rows.dtype), (many, width, parts), (rows, some, out, count))
         return out
 
     def zeros_like(self, like: Block, memory_format: Any = None) -> Block:
