@@ -4,6 +4,9 @@ PyTorch's own reduction along the first dimension takes twice the memory of what
 some columns of some rows from top to bottom. Where there are many rows, each program leaves its sums in memory, and the last of
 those with the same columns adds up what all of them found, always in the same order: it finds out that it is the last by
 counting, and sets the count back to zero.
+
+Numbers are loaded one by one. In large words they would be dealt out to threads in another way, and so added up in another
+order, where memory starts between multiples of 16 bytes: the same rows would not give the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -32,12 +35,11 @@ SOURCE = f"""
 @triton.jit
 def added_KIND(rows, first, last, width, column, AT_ONCE: tl.constexpr, PAST: tl.constexpr):
     found = tl.zeros(({COLUMNS},), tl.KIND)
-    while first < last:
-        row = (first + tl.arange(0, AT_ONCE)).to(tl.int64)
+    for at in range(first, last, AT_ONCE):
+        row = (at + tl.arange(0, AT_ONCE)).to(tl.int64)
         there = (row < last)[:, None] & (column < width)[None, :]
         some = tl.load(rows + row[:, None] * width + column[None, :], mask=there, other=0, cache_modifier=PAST)
         found += tl.sum(some.to(tl.KIND), 0)
-        first += AT_ONCE
     return found
 
 
