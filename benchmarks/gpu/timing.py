@@ -32,14 +32,14 @@ def one_thread_on_a_quiet_core() -> Iterator[None]:
 
 
 def _loop_on(core: int) -> float:
-    """Seconds of a little Python on a core, at best."""
+    """Seconds of a little Python on a core."""
     os.sched_setaffinity(0, {core})
     found = []
-    for _ in range(4):
+    for _ in range(7):
         start = time.perf_counter()
         sum(range(100_000))
         found.append(time.perf_counter() - start)
-    return min(found)
+    return statistics.median(found)
 
 
 def walls(steps: Mapping[str, Callable[[T], None]], batches: Sequence[T], rounds: int = 7) -> dict[str, float]:
@@ -71,7 +71,7 @@ def host(step: Callable[[T], None], batches: Sequence[T]) -> float:
     """Microseconds that the host is busy with one step, the device being idle when it starts."""
     found = []
     with one_thread_on_a_quiet_core():
-        for _ in range(3):
+        for _ in range(7):
             for batch in batches:
                 torch.cuda.synchronize()
                 start = time.perf_counter()
