@@ -69,7 +69,7 @@ def test_random_programs_equal_the_loop(number: int) -> None:
 
 
 def test_half_the_bits() -> None:
-    """As near to single numbers as half the bits allow; the loop, which adds up example by example in these, is farther away."""
+    """As near to single numbers as half the bits allow. The loop, which adds up in these one by one, is farther away."""
     fn, trees = import_module("examples.tree_lstm").example(8)
     fn.to(CUDA)
     with CUDA:
