@@ -63,7 +63,7 @@ class _Batched(torch.autograd.Function):
             ctx.mark_non_differentiable(*whole)
         ctx.count, ctx.execution = len(tensors), execution
         ctx.save_for_backward(*tensors, *execution.pack())
-        if _autograd._top_saved_tensors_default_hooks(True) is not None:
+        if execution.borrowed and _autograd._top_saved_tensors_default_hooks(True) is not None:
             execution.borrowed = set()  # what was saved may be elsewhere by now
         return tuple(outputs)
 

@@ -67,7 +67,7 @@ class Recipe:
             if len(self._suited) >= MOST_TRAITS:
                 self._suited.clear()
             self._suited[traits] = suits
-        return suits and self._answers(indices, self.by_rows)
+        return suits and (not self.by_rows or self._answers(indices, self.by_rows))
 
     def _answers(self, indices: Indices, keys: Iterable[Hashable]) -> bool:
         """Whether a plan gives the answers that this was written for."""

@@ -48,7 +48,8 @@ class GpuExecution(Execution):
         known = self._known("forward", *map(_stride, tensors))
         self.recipe = self._suiting(known)
         if self.recipe is not None:
-            found = replayed(self, self.recipe, tensors) or self._whole(self.recipe, tensors)
+            found = replayed(self, self.recipe, tensors) if self.call.graph else None
+            found = found or self._whole(self.recipe, tensors)
             outputs, self.kept = found or self._forward_by(self.recipe, tensors)
             return list(outputs)
         outputs = super().forward(tensors)
@@ -92,7 +93,7 @@ class GpuExecution(Execution):
             return super().backward(tensors, mine, grads)
         results: list[Tensor | None] | None = None
         if not keep:
-            results = replayed_back(self, found, tensors, saved, grads)
+            results = None if self.replay is None else replayed_back(self, self.replay, found, tensors, saved, grads)
             results = self._whole(found, tensors, saved, grads, owned) if results is None else results
         return self._backward_by(found, tensors, list(saved), grads, keep) if results is None else results
 

@@ -58,7 +58,9 @@ class Ring:
         """Copy parts to a place on the device, as one copy of `count` bytes on a stream. The host does not wait for it."""
         told = array("q", chain.from_iterable(parts))
         with self.lock:
-            _check(self._send(self._told, into, count, stream, len(parts), told.buffer_info()[0]))
+            failed = self._send(self._told, into, count, stream, len(parts), told.buffer_info()[0])
+        if failed:
+            _check(failed)
 
 
 @functools.cache

@@ -106,7 +106,7 @@ _replays: Replays[Replay] = Replays()
 
 def replayed(execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor]) -> Results | None:
     """The results of a forward pass and what is kept, by a replay; None where it must run without."""
-    if not execution.call.graph or not can_capture(execution.call.device):
+    if not can_capture(execution.call.device):
         return None
     first = execution.kind.first_feed
     rows, at = tensors[first:], _place(execution, tensors)
@@ -134,11 +134,16 @@ def replayed(execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor])
 
 
 def replayed_back(
-    execution: GpuExecution, recipe: Recipe, tensors: Sequence[Tensor], saved: Saving, grads: Sequence[Tensor | None]
+    execution: GpuExecution,
+    replay: Replay,
+    recipe: Recipe,
+    tensors: Sequence[Tensor],
+    saved: Saving,
+    grads: Sequence[Tensor | None],
 ) -> list[Tensor | None] | None:
-    """The results of a backward pass, by a replay; None where it must run without."""
-    replay, device = execution.replay, execution.call.device
-    if replay is None or not can_capture(device) or _place(execution, tensors) != replay.at:
+    """The results of a backward pass, by what ran the forward pass; None where it must run without."""
+    device = execution.call.device
+    if not can_capture(device) or _place(execution, tensors) != replay.at:
         return None
     with _lock:
         if id(recipe) in replay.backward:

@@ -135,7 +135,8 @@ class Lowered:
 
     def facts(self, indices: Indices) -> tuple[Any, ...]:
         """What the call needs to know of a plan."""
-        return (*(indices.told if self.told else ()), *[make(indices) for make in self.rest])
+        told = indices.told if self.told else ()
+        return (*told, *[make(indices) for make in self.rest]) if self.rest else told
 
     def _compile(self, number: int) -> None:
         """Put a kernel into the table of functions."""
