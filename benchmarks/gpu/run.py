@@ -31,11 +31,13 @@ CHECKED = 2e-3
 """Relative error of TF32 products over many levels that is still right."""
 
 
-def measured(steps: dict[str, Callable[[Any], None]], batches: Sequence[Any]) -> dict[str, float]:
+def measured(
+    steps: dict[str, Callable[[Any], None]], batches: Sequence[Any], parameters: Sequence[torch.Tensor] = ()
+) -> dict[str, float]:
     """All figures of one case. The first step is weft's."""
     found = {f"{name} wall": round(time, 1) for name, time in timing.walls(steps, batches).items()}
     (ours, step), *rest = steps.items()
-    found[f"{ours} host"] = round(timing.host(step, batches), 1)
+    found[f"{ours} host"] = round(timing.host(step, batches, parameters), 1)
     kernels, count, kinds = timing.device(step, batches)
     found |= {f"{ours} device": round(kernels, 1), f"{ours} kernels": count}
     found[f"{ours} sweeps"] = round(kinds.get("sweep", 0.0), 1)
@@ -82,7 +84,7 @@ def tree_cases(folder: str | None, sizes: Sequence[tuple[int, int]]) -> dict[str
         steps = {"weft": trees.weft_step(model), "growing": trees.hand_step(model, hand.growing)}
         if count <= 64:
             steps["preallocated"] = trees.hand_step(model, hand.preallocated)
-        figures = {"error": error, **measured(steps, batches)}
+        figures = {"error": error, **measured(steps, batches, list(model.parameters()))}
         if count <= 256 and d == 256:
             with tempfile.TemporaryDirectory() as there:
                 figures |= timing.launches(steps["weft"], batches[0], Path(there) / "trace.json")

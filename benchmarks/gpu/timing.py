@@ -67,12 +67,15 @@ def _walls(steps: Mapping[str, Callable[[T], None]], batches: Sequence[T], round
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def host(step: Callable[[T], None], batches: Sequence[T]) -> float:
-    """Microseconds that the host is busy with one step, the device being idle when it starts."""
+def host(step: Callable[[T], None], batches: Sequence[T], parameters: Sequence[torch.Tensor] = ()) -> float:
+    """Microseconds that the host is busy with one step, the device being idle when it starts. Gradients of parameters, which
+    optimisers let go of, are gone by then."""
     found = []
     with one_thread_on_a_quiet_core():
         for _ in range(7):
             for batch in batches:
+                for parameter in parameters:
+                    parameter.grad = None
                 torch.cuda.synchronize()
                 start = time.perf_counter()
                 step(batch)
