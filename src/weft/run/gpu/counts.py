@@ -17,5 +17,7 @@ def counter(device: torch.device, stream: int) -> Tensor:
     """Zeros between launches; others for each stream, for kernels of two streams may run at once."""
     found = _counters.get((device, stream))
     if found is None:
-        found = _counters[device, stream] = torch.zeros(BARRIER + COLUMNS, dtype=torch.int32, device=device)
+        found = torch.zeros(BARRIER + COLUMNS, dtype=torch.int32, device=device)
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            _counters[device, stream] = found  # what is made in somebody's capture is zero only where that is replayed
     return found
