@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,7 +142,8 @@ class VertexCall(CallCells):
         planned, call = self.ran
         if not planned.seen.by_kind or any(cell.trace.fallback is not None for cell in planned.cells.values()):
             return None
-        result = partial(_result, planned.tree, [key for key, _ in self.state])
+        pushes_one = planned.tree is not None and planned.tree.is_leaf()
+        result = itemgetter(0) if pushes_one else partial(_result, planned.tree, [key for key, _ in self.state])
         return Repeat(self.model, planned.kinds, planned.seen.table.types, call, self.options, result)
 
     def engine_call(self, plan: Plan, cells: dict[int, CompiledCell], tree: Any, backend: str) -> Call:
