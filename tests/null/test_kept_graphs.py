@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
 from equal_plans import differences
 
 import weft
+from weft.api import graph_parts
 from weft.api.structure import EVERY_TYPE, ONE_TYPE, Seen, Table, tree_program
 from weft.errors import StructureError
 from weft.graph.program import NodeType, Port, Program
@@ -159,6 +162,32 @@ def test_what_c_keeps_goes_with_the_graph_and_its_batches(monkeypatch: pytest.Mo
     assert together.merged()[0].tolist() == [0, 1, 2, 3, *(5 + child for child in range(6))]
     del together
     assert [counting.released.count(place) for place in places] == [1, 1]
+
+
+def test_threads_that_batch_a_new_graph_at_once_have_it_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise what one of them has batched by then would be let go of."""
+    counting, tree, right = CountingLibrary(), weft.Graph.full_binary_tree(3), graph_parts.keep
+    both, done, batches = threading.Barrier(2), threading.Event(), list[weft.Graph]()
+    monkeypatch.setattr(Kept.__del__, "__defaults__", (lambda: counting,))
+
+    def keep(*given: Any) -> Kept:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            if both.wait(0.2):
+                done.wait()
+        return right(*given)
+
+    def batch() -> None:
+        batches.extend([weft.Graph.batch([tree, tree]), weft.Graph.batch([tree, tree])])
+        done.set()
+
+    monkeypatch.setattr(graph_parts, "keep", keep)
+    threads = [threading.Thread(target=batch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    places = {place for one in batches if isinstance(one.together, KeptGraphs) for place in one.together.found[:2].tolist()}
+    assert len(batches) == 4 and places == {tree._kept.place} and not places & {*counting.released}
 
 
 def test_graphs_are_found_in_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -103,12 +104,16 @@ def _row(part: GraphCore) -> tuple[int, ...]:
     return part.num_vertices, len(part.children), part.num_edges, number_of("types", names), number_of("device", device)
 
 
+_keeping = threading.Lock()
+
+
 def _kept(part: GraphCore) -> Kept:
-    try:
-        return part._kept
-    except AttributeError:
-        part._kept = keep(_row(part), part.digest, part.children, part.offsets, part.kinds)
-        return part._kept
+    """Where C keeps a base graph: once and for all, because batches read the address and hold the graph alone."""
+    if not hasattr(part, "_kept"):
+        with _keeping:
+            if not hasattr(part, "_kept"):
+                part._kept = keep(_row(part), part.digest, part.children, part.offsets, part.kinds)
+    return part._kept
 
 
 def common_device(graphs: Sequence[GraphCore]) -> torch.device | None:
