@@ -71,6 +71,19 @@ class Grid(weft.VertexFunction):
         v.push(h)
 
 
+class Twice(weft.VertexFunction):
+    """The same product twice: what is added up for the weight is one gradient and itself."""
+
+    def __init__(self, d_in: int, d: int) -> None:
+        super().__init__(state={"h": d})
+        self.x, self.up = nn.Linear(d_in, d), nn.Linear(d, d)
+
+    def forward(self, v: Any) -> None:
+        h = torch.tanh(self.x(v.pull()) + self.x(v.pull()) + self.up(v.gather(0)["h"]))
+        v.scatter(h=h)
+        v.push(h)
+
+
 CASES: dict[str, tuple[Callable[[], Any], list[weft.Graph]]] = {
     "n-ary": (lambda: weft.nn.NaryTreeLSTM(3, 4, classes=2), [trees(2, 3), trees(5, 2, 4), trees(3), trees(7, 7, 2)]),
     "n-ary, odd width": (lambda: weft.nn.NaryTreeLSTM(3, 5), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
@@ -80,6 +93,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[weft.Graph]]] = {
     "tree gru": (lambda: weft.nn.TreeGRU(3, 4), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
     "joined": (lambda: Joined(3), [trees(2, 3), trees(5, 2, 4), trees(9, 2, 2)]),
     "grid": (lambda: Grid(3, 4), [grids((2, 3)), grids((3, 3), (2, 4)), grids((4, 2), (2, 2), (3, 2))]),
+    "twice": (lambda: Twice(3, 4), [chains(3, 2), chains(1, 4, 4), chains(6, 5, 1, 1)]),
 }
 
 

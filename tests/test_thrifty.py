@@ -73,3 +73,12 @@ def test_a_product_that_somebody_else_reads_stays() -> None:
         operations = [*products, summed(one, two, out), other]
         assert added_up(operations, results) == operations
         assert products[0].out is one and not products[1].adds
+
+
+@needs_kernels
+def test_a_product_that_is_added_to_itself_stays() -> None:
+    a, one, both = (block(name) for name in ("a", "m0", "m1"))
+    product = Product(a, a, one)
+    operations: list[Operation] = [product, summed(one, one, both)]
+    assert added_up(operations, [both.storage]) == operations
+    assert product.out is one and not product.adds

@@ -74,6 +74,8 @@ def _add_up(operations: list[Operation], launch: Launch, results: Sequence[Stora
     products: list[Product] = []
     for part in launch.arguments[1:3]:
         assert isinstance(part, Block)
+        if any(product.out.storage is part.storage for product in products):
+            return  # one product, added to itself
         users = [one for one in operations if one is not launch and part.storage in storages_of(one)]
         made = [one for one in users if isinstance(one, Product) and one.out.storage is part.storage]
         whole = same((part.numel(), part.offset), (part.storage.count or 0, 0))
