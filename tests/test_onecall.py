@@ -194,6 +194,20 @@ def test_sums_of_many_parts_are_part_of_one_call(driver: Driver, ways: list[Any]
     assert ways == [True] * 8 and not counter(CPU, 0).any()
 
 
+def test_threads_that_first_count_at_once_have_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would be let go of while kernels count in them."""
+    others, right = list[torch.Tensor](), torch.zeros
+
+    def zeros(*given: Any, **options: Any) -> torch.Tensor:
+        monkeypatch.setattr(torch, "zeros", right)
+        others.append(counter(CPU, -1))
+        return right(*given, **options)
+
+    monkeypatch.setattr("weft.run.gpu.counts._counters", {})
+    monkeypatch.setattr(torch, "zeros", zeros)
+    assert counter(CPU, -1) is others[0] is counter(CPU, -1)
+
+
 def test_launches_that_need_nothing_of_each_other_are_one(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, graph, counts = weft.nn.NaryTreeLSTM(3, 4), trees(5, 9, 3), list[int]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -41,11 +42,13 @@ MIXED, MANY = -1, -1
 """Graphs with different types, or on different devices; kinds of vertices that are not counted one by one."""
 NO_TYPES = 0
 _numbers: dict[object, int] = {("types", False): NO_TYPES}
+_next = count(NO_TYPES + 1)
 
 
 def number_of(what: str, value: object) -> int:
     """Equal numbers mean equal values."""
-    return _numbers.setdefault((what, value), len(_numbers))
+    found = _numbers.get((what, value))
+    return _numbers.setdefault((what, value), next(_next)) if found is None else found
 
 
 def base_parts(graphs: Iterable[G]) -> tuple[tuple[G, ...], tuple[G, ...], KeptGraphs | Together]:

@@ -17,7 +17,8 @@ def counter(device: torch.device, stream: int) -> Tensor:
     """Zeros between launches; others for each stream, for kernels of two streams may run at once."""
     found = _counters.get((device, stream))
     if found is None:
-        found = torch.zeros(BARRIER + COLUMNS, dtype=torch.int32, device=device)
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            _counters[device, stream] = found  # what is made in somebody's capture is zero only where that is replayed
+        made = torch.zeros(BARRIER + COLUMNS, dtype=torch.int32, device=device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return made  # which is zero only where somebody's capture is replayed
+        found = _counters.setdefault((device, stream), made)  # another thread may have made some by now, and use them
     return found

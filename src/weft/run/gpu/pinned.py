@@ -89,7 +89,7 @@ def _ring() -> Ring | None:
 def ring(device: torch.device) -> Ring | None:
     """The ring of a device; None without driver or compiler, and while launches are captured instead of run."""
     if device not in _rings:
-        _rings[device] = _ring()
+        _rings.setdefault(device, _ring())  # another thread may have made one by now, and use it
     if torch._C._cuda_isCurrentStreamCapturing():
         return None
     bind_thread()

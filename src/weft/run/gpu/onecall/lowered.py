@@ -91,7 +91,7 @@ class Versions:
         self, recipe: Recipe, before: tuple[Recipe, Lowered | None] | None, indices: Indices, given: Given
     ) -> Lowered | None:
         """One for what a call gave, to which none was suited; None where there is not to be one."""
-        if len(self.kept) == MOST_VERSIONS:
+        if len(self.kept) >= MOST_VERSIONS:
             self.refused = "too many versions"
         if self.refused is not None:
             return None
