@@ -15,7 +15,7 @@ from weft.run.gpu.table import Limits
 
 @dataclass(eq=False)
 class Launch:
-    """A kernel: `arguments` are numbers and blocks; where `only` is given, it is launched if that number is negative."""
+    """A kernel: `arguments` are numbers and blocks; where `only` is given, it is launched if that number is not zero."""
 
     kernel: Kernel
     programs: Size
@@ -26,12 +26,13 @@ class Launch:
 
 @dataclass(eq=False)
 class Product:
-    """out = one @ other; or, where it `adds`, out += one @ other."""
+    """out = one @ other; or, where it `adds`, out += one @ other; where `only` is given, if that number is not zero."""
 
     one: Block
     other: Block
     out: Block
     adds: bool = False
+    only: Size | None = None
 
 
 @dataclass(eq=False)

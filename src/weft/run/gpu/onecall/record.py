@@ -14,7 +14,7 @@ from weft.graph.segments import bag_sum, segment_sum
 from weft.run.gpu import bags, counts, rowcopy, totals
 from weft.run.gpu.launch import Quick, allocator, fresh_behind
 from weft.run.gpu.onecall.blocks import COUNTER, Block, Either, Pointer, Storage, strides_of
-from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
+from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size, at_least
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns
 from weft.run.gpu.sweep import Walk
 from weft.run.gpu.table import Limits
@@ -115,7 +115,7 @@ class Recorder:
         many = (hi - lo) * slots
         there = arena.narrow(0, start, many)
         copied = self.fresh((many, *arena.shape[1:]), (), arena.dtype)
-        self._take(arena, index.narrow(0, lo * slots, many), None, None, copied, only=start)
+        self._take(arena, index.narrow(0, lo * slots, many), None, None, copied, only=1 - at_least(start, 0))
         return Block(self, Either("", arena.dtype, number=start, one=there, other=copied), there.shape, there.strides)
 
     def add(self, one: Block, other: Block) -> Block:

@@ -59,6 +59,8 @@ class Text:
         default_factory=list
     )
     """Kernels of the table: which one, its constants, the kinds of its arguments, whether all pointers are aligned."""
+    late: dict[int, str] = field(default_factory=dict)
+    """Those of them that are compiled when they are first wanted, and when that is."""
 
 
 class Writer:
@@ -197,8 +199,10 @@ int64_t weft_call(const int64_t *a, char *room) {{
         return "\n".join(lines)
 
     def _missing(self) -> str:
-        """Kernels for steps of some width are compiled when such steps first come."""
+        """Kernels for steps of some width, or for some numbers of rows, are compiled when such steps or rows first come."""
         lines = []
+        for number, only in self.text.late.items():
+            lines.append(f"    if ({only} && !h[{FIRST_KERNEL + OF_KERNEL * number}]) return -2 - {number};")
         for operation in self.operations:
             if isinstance(operation, Turns):
                 first = self._sweep(operation)
@@ -259,7 +263,9 @@ int64_t weft_call(const int64_t *a, char *room) {{
 
     def _launch(self, launch: Launch, indent: str) -> None:
         number = self._kernel(launch.kernel, launch.constants, launch.arguments)
-        self.lines.append(f"{indent}{'' if launch.only is None else f'if ({launch.only} < 0) '}{{")
+        if launch in self.operations and launch.only is not None:
+            self.text.late[number] = str(launch.only)
+        self.lines.append(f"{indent}{_if(launch.only)}{{")
         self._arguments(launch.arguments, indent + "    ")
         self.lines.append(f"{indent}    failed |= launch(h, {number}, {launch.programs}, stream, v);")
         self.lines.append(f"{indent}}}")
@@ -270,7 +276,7 @@ int64_t weft_call(const int64_t *a, char *room) {{
         (how_one, apart_one), (how_other, apart_other) = _layout(one), _layout(other)
         a, b, c = self._address(other), self._address(one), self._address(out)
         shape = f"{how_other}, {how_one}, {columns}, {rows}, {inner}"
-        self.lines.append(f"{indent}{{ const float one = 1, before = {int(product.adds)};")
+        self.lines.append(f"{indent}{_if(product.only)}{{ const float one = 1, before = {int(product.adds)};")
         if out.dtype is torch.float32:
             call = f"((single_product)h[2])(blas, {shape}, &one, {a}, {apart_other}, {b}, {apart_one}, &before, {c}, {columns})"
         elif out.dtype in (torch.float16, torch.bfloat16):
@@ -326,6 +332,10 @@ int64_t weft_call(const int64_t *a, char *room) {{
                 self._operation(operation, deeper)
             self.lines.append(f"{indent}    }}")
         self.lines.append(f"{indent}}}")
+
+
+def _if(only: Size | None) -> str:
+    return "" if only is None else f"if ({only}) "
 
 
 def _layout(block: Block) -> tuple[int, Size]:

@@ -1,0 +1,87 @@
+"""Products of rows that are taken from places: the kernel beside what it stands for, and its part in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+import weft.nn
+from cpu_driver import Driver, install
+from kernel_parts import NEEDS_INTERPRETER, fast_products, poison_memory
+from onecall_parts import compare, trees, watch
+from weft.run.gpu import products
+
+pytestmark = NEEDS_INTERPRETER
+CPU = torch.device("cpu")
+ROWS = 0, 1, 2, 63, 127, 1000
+
+
+def naive(a: torch.Tensor, places: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    there = torch.cat([a, a.new_zeros(1, a.shape[1])])
+    return there[places.long().clamp(max=len(a))] @ weight.T
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("inner, columns", [(4, 3), (300, 96), (36, 130)])
+def test_the_kernel_multiplies_what_it_takes(rows: int, inner: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_memory(monkeypatch)
+    torch.manual_seed(0)
+    a, weight = torch.randn(37, inner), torch.randn(columns, inner)
+    places = torch.randint(0, 40, (rows,), dtype=torch.int32)  # some are not there
+    torch.testing.assert_close(products.taken_product(a, places, weight), naive(a, places, weight), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", products.TILES)
+def test_all_tiles_do_the_same(tile: products.Tile) -> None:
+    torch.manual_seed(0)
+    a, weight, places = torch.randn(9, 40), torch.randn(300, 40), torch.arange(8, -1, -1, dtype=torch.int32).repeat(20)
+    out = torch.full((180, 300), torch.nan)
+    products.multiplier(a.dtype, tile, 40, 300).go(180, 9, *products.parts(40, 300), out, a, places, weight)
+    torch.testing.assert_close(out, naive(a, places, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_ranges_of_rows_follow_each_other() -> None:
+    for columns in (1, 64, 450, 768, 100_000):
+        for most in (0, 1, 100, 10_000):
+            found = products.ranges(columns, most, CPU)
+            bounds = [least for least, _, _ in found] + [most] * bool(found)
+            assert bounds == sorted(set(bounds)) and (bounds or [0])[0] == 0
+            assert [end for _, end, _ in found] == bounds[1:]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    poison_memory(monkeypatch)
+    return install(monkeypatch)
+
+
+def test_rows_are_taken_by_the_product(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves' inputs lie among those of others. From some number of rows on, the library multiplies."""
+    monkeypatch.setattr(products, "MOST", 4 * 12 * 20)  # rows of a product of this size
+    torch.manual_seed(0)
+    ways = watch(monkeypatch)
+    model = weft.nn.NaryTreeLSTM(4, 4)
+    many, few = trees(11, 12), trees(4, 5)
+    with fast_products():
+        compare(model, [few, few, trees(3, 7), many], CPU, monkeypatch, width=4)
+        assert ways[-2:] == [True, True]
+        counts: list[tuple[int, int]] = []
+        with torch.no_grad():
+            model(few, torch.randn(few.num_vertices, 4), backend="triton")
+            for graph in (few, many):
+                before = driver.products, driver.launches
+                model(graph, torch.randn(graph.num_vertices, 4), backend="triton")
+                counts.append((driver.products - before[0], driver.launches - before[1]))
+    assert counts[0] == (0, counts[1][1]) and counts[1][0] == 1  # one launch in the place of another
+
+
+def test_exact_products_are_the_library_s(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(products, "multiplier", lambda *given: seen.append(given))
+    torch.manual_seed(0)
+    model = weft.nn.NaryTreeLSTM(4, 4)
+    compare(model, [trees(4, 5), trees(4, 5)], CPU, monkeypatch, width=4)
+    assert not seen
