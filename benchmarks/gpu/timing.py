@@ -32,12 +32,13 @@ def one_thread_on_a_quiet_core() -> Iterator[None]:
 
 
 def _loop_on(core: int) -> float:
-    """Seconds of a little Python on a core."""
+    """Seconds of a little Python on a core: of its own loop, which suffers more from a busy neighbour than one in C does."""
     os.sched_setaffinity(0, {core})
     found = []
-    for _ in range(7):
-        start = time.perf_counter()
-        sum(range(100_000))
+    for _ in range(5):
+        start, total = time.perf_counter(), 0
+        for number in range(50_000):
+            total += number
         found.append(time.perf_counter() - start)
     return statistics.median(found)
 
@@ -69,10 +70,11 @@ def _walls(steps: Mapping[str, Callable[[T], None]], batches: Sequence[T], round
 
 def host(step: Callable[[T], None], batches: Sequence[T], parameters: Sequence[torch.Tensor] = ()) -> float:
     """Microseconds that the host is busy with one step, the device being idle when it starts. Gradients of parameters, which
-    optimisers let go of, are gone by then."""
+    optimisers let go of, are gone by then. In every round on the core that is fastest by then: neighbours come and go."""
     found = []
-    with one_thread_on_a_quiet_core():
-        for _ in range(7):
+    for _ in range(9):
+        with one_thread_on_a_quiet_core():
+            step(batches[-1])
             for batch in batches:
                 for parameter in parameters:
                     parameter.grad = None
