@@ -64,9 +64,9 @@ def test_rows_are_taken_by_the_product(driver: Driver, monkeypatch: pytest.Monke
     torch.manual_seed(0)
     ways = watch(monkeypatch)
     model = weft.nn.NaryTreeLSTM(4, 4)
-    many, few = trees(11, 12), trees(4, 5)
+    many, few = trees(9, 11), trees(8, 11)
     with fast_products():
-        compare(model, [few, few, trees(3, 7), many], CPU, monkeypatch, width=4)
+        compare(model, [few, few, trees(3, 7), many, trees(9, 30)], CPU, monkeypatch, width=4)
         assert ways[-2:] == [True, True]
         counts: list[tuple[int, int]] = []
         with torch.no_grad():

@@ -43,7 +43,7 @@ def _takes_given_rows(launch: Launch) -> bool:
     if a.dim() != 2 or not isinstance(width, int) or launch.kernel is not rowcopy.taker(a.dtype, False, width).kernel:
         return False
     given = all(one.storage.name.startswith(("t", "f")) for one in (a, places))
-    return given and not launch.constants[0] and same((out.offset,), (0,))
+    return given and same((out.offset,), (0,))
 
 
 def _may_take(product: Operation, rows: Block) -> bool:
@@ -72,7 +72,7 @@ def _take_there(operations: list[Operation], take: Launch, users: Sequence[Produ
         for least, end, tile in products.ranges(columns, limits[-1], a.device):
             quick = products.multiplier(a.dtype, tile, inner, columns)
             programs: Size = eval(quick.grid, {f"n{at}": number for at, number in enumerate(numbers)})
-            between = at_least(rows, least) * (1 - at_least(rows, end))
+            between = (at_least(rows, least) if least else 1) * (1 - at_least(rows, end))
             ours.append(Launch(quick.kernel, programs, [*numbers, *blocks], quick.constants, between))
         place = operations.index(product)
         operations[place:place] = ours
