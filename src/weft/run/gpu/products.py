@@ -1,15 +1,16 @@
-"""Products of rows that are taken from places: `out[i] = rows[places[i]] @ weight.T`.
+"""Products of rows with a weight, `rows @ weight.T`, and of rows that are taken from places, `rows[places] @ weight.T`.
 
-The library multiplies rows that lie side by side, so they would have to be copied first. And it wants to know anew, for each
-number of rows, how to multiply them best: up to about 10,000 rows of 300 numbers that takes the host longer than it takes the
-device to do it. A program multiplies a tile of rows with a tile of columns:
+The library wants to know anew, for each number of rows, how to multiply them best: up to about 10,000 rows of 300 numbers that
+takes the host longer than it takes the device to do it. And it multiplies rows that lie side by side, so that others have to be
+copied first. Here a program multiplies a tile of rows with a tile of columns:
 
     small     64 x  64      few rows: more tiles, so that more processors have some
     middle   128 x 128
     large    128 x 256      many rows: each number is read less often
 
-Tiles are as large as they can be while half of the processors have one. In numbers of 16 bits, or of 32 bits where TF32 is
-allowed; more exact products are the library's.
+Tiles are as large as they can be while half of the processors have one. Numbers have 16 bits, or 32 where TF32 is allowed; more
+exact products are the library's, and so are large ones. How many rows there are says who multiplies, and by which tiles: so
+equal calls have equal bits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from weft.run.gpu.launch import Kernel, Quick
+from weft.run.gpu.launch import Kernel, Quick, usable
 from weft.run.gpu.tiles import processors, shared_bytes
 
 SOURCE = """import triton
@@ -30,7 +31,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["rows", "many", "inner_parts", "column_parts"])
 def product(rows, many, inner_parts, column_parts, out, a, p, w,
-            BY: tl.constexpr, COLUMNS_BY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr):
+            TAKEN: tl.constexpr, BY: tl.constexpr, COLUMNS_BY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+            INNER: tl.constexpr):
     inner = inner_parts * BY
     columns = column_parts * COLUMNS_BY
     across = tl.cdiv(columns, COLUMNS)
@@ -38,7 +40,9 @@ def product(rows, many, inner_parts, column_parts, out, a, p, w,
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, INNER)
     live, fits = row < rows, (column < columns)[None, :]
-    place = tl.load(p + row, mask=live, other=0).to(tl.int64)
+    place = row.to(tl.int64)
+    if TAKEN:
+        place = tl.load(p + row, mask=live, other=0).to(tl.int64)
     there = (live & (place < many))[:, None]
     left = a + place[:, None] * inner + k[None, :]
     right = w + column.to(tl.int64)[None, :] * inner + k[:, None]
@@ -80,37 +84,39 @@ MOST = 2_300_000_000
 
 def multiplies(dtype: torch.dtype, inner: int, columns: int) -> bool:
     """Whether there are such products, with a weight of some columns and so many numbers in a row of each."""
-    allowed = dtype in (torch.float16, torch.bfloat16)
-    allowed |= dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    return allowed and inner * dtype.itemsize % 16 == 0 and columns > 0 < inner
+    fast = dtype in (torch.float16, torch.bfloat16)
+    fast |= dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return fast and inner * dtype.itemsize % 16 == 0 and inner > 0 and columns > 0
 
 
 def most_rows(inner: int, columns: int) -> int:
-    """From how many rows on the library is to multiply."""
+    """From how many rows on the library multiplies."""
     return MOST // (inner * columns)
 
 
-def ranges(columns: int, most: int, device: torch.device) -> list[tuple[int, int, Tile]]:
-    """From how many rows on, up to how many, which tiles are used; below `most`."""
+def ranges(inner: int, columns: int, device: torch.device) -> list[tuple[int, int, Tile]]:
+    """From how many rows on, up to how many, which tiles are used."""
     found = [(0, TILES[0])]
     for tile in TILES[1:]:
         least = -(-processors(device) // 2 // -(-columns // tile.columns))
         if tile.shared <= shared_bytes(device):
             found.append(((least - 1) * tile.rows + 1, tile))
+    most = most_rows(inner, columns)
     ends = [min([most, *[least for least, _ in found[at + 1 :]]]) for at in range(len(found))]
     return [(least, end, tile) for (least, tile), end in zip(found, ends, strict=True) if least < end]
 
 
 @functools.cache
-def multiplier(dtype: torch.dtype, tile: Tile, inner: int, columns: int) -> Quick:
+def multiplier(dtype: torch.dtype, tile: Tile, taken: bool, inner: int, columns: int) -> Quick:
     """Multiplies: `go(rows, rows there are, *parts(inner, columns), out, a, places, weight)`."""
-    constants = gcd(inner, 16), gcd(columns, 16), tile.rows, tile.columns, INNER // dtype.itemsize
-    grid = f"-(-n0 // {tile.rows}) * -(-n3 * {constants[1]} // {tile.columns})"
-    return Quick(_kernel(dtype, tile), 4, grid, constants)
+    constants = taken, gcd(inner, 16), gcd(columns, 16), tile.rows, tile.columns, INNER // dtype.itemsize
+    grid = f"-(-n0 // {tile.rows}) * -(-n3 * {constants[2]} // {tile.columns})"
+    return Quick(_kernel(dtype, tile, taken), 4, grid, constants)
 
 
 @functools.cache
-def _kernel(dtype: torch.dtype, tile: Tile) -> Kernel:
+def _kernel(dtype: torch.dtype, tile: Tile, taken: bool) -> Kernel:
+    """Kernels are compiled for the kinds of their arguments, so there is one for each."""
     return Kernel(SOURCE, "product", tile.warps, tile.stages)
 
 
@@ -119,11 +125,22 @@ def parts(inner: int, columns: int) -> tuple[int, int]:
     return inner // gcd(inner, 16), columns // gcd(columns, 16)
 
 
-def taken_product(a: Tensor, places: Tensor, weight: Tensor) -> Tensor:
-    """What this stands for is `a.index_select(0, places) @ weight.T`; rows that are not there are zeros."""
-    rows, (columns, inner) = places.shape[0], weight.shape
-    out = torch.empty((rows, columns), dtype=a.dtype, device=a.device)
-    if rows:
-        (tile,) = (tile for least, end, tile in ranges(columns, rows + 1, a.device) if least <= rows < end)
-        multiplier(a.dtype, tile, inner, columns).go(rows, a.shape[0], *parts(inner, columns), out, a, places, weight)
+def product(rows: Tensor, turned: Tensor, out: Tensor | None = None) -> Tensor:
+    """What this stands for is `torch.mm(rows, turned, out=out)`, where `turned` is a weight turned."""
+    weight = turned.t()
+    (columns, inner), alike = weight.shape, rows.dtype is turned.dtype and rows.device == turned.device
+    fits = alike and usable(rows.device) and rows.is_contiguous() and weight.is_contiguous()
+    if not fits or not multiplies(rows.dtype, inner, columns) or not 0 < rows.shape[0] < most_rows(inner, columns):
+        return torch.mm(rows, turned) if out is None else torch.mm(rows, turned, out=out)
+    if out is None:
+        out = torch.empty((rows.shape[0], columns), dtype=rows.dtype, device=rows.device)
+    return multiplied(rows, None, weight, out)
+
+
+def multiplied(a: Tensor, places: Tensor | None, weight: Tensor, out: Tensor) -> Tensor:
+    """What this stands for is `a @ weight.T`, or `a.index_select(0, places) @ weight.T`, where rows not there are zeros."""
+    rows, (columns, inner) = out.shape[0], weight.shape
+    (tile,) = (tile for least, end, tile in ranges(inner, columns, a.device) if least <= rows < end)
+    ready = multiplier(a.dtype, tile, places is not None, inner, columns)
+    ready.go(rows, a.shape[0], *parts(inner, columns), out, a, a if places is None else places, weight)
     return out

@@ -13,10 +13,10 @@ from torch import Tensor
 from weft.run.gpu.onecall.blocks import Block, Storage, same
 from weft.run.gpu.onecall.joining import in_fewer_launches
 from weft.run.gpu.onecall.kept import Kept
+from weft.run.gpu.onecall.multiplying import with_our_products
 from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Operation, Product, storages_of
 from weft.run.gpu.onecall.record import PerStep, Recorder, Steps, Stretches
-from weft.run.gpu.onecall.taking import with_taken_rows
 from weft.run.gpu.onecall.thrifty import Memory, added_up, in_thrifty_order
 from weft.run.recipe import Recipe
 
@@ -104,7 +104,7 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
         brought.setdefault(storage, block.shape if _whole(block) else storage.sizes)
     kinds = {f"f{at}": _kind(one) for at, one in enumerate(numbers)}
     spent = _spent(before, saved)
-    operations = with_taken_rows(added_up(recorder.operations, [*brought]), [*brought])
+    operations = with_our_products(added_up(recorder.operations, [*brought]), [*brought])
     memory = _memory(operations, recorder, before, spent, [*brought])
     operations = in_fewer_launches(in_thrifty_order(operations, memory), memory)
     return Noted(recorder, operations, results, brought, kinds, spent, len(saved), isinstance(given.saved, Kept))

@@ -26,12 +26,16 @@ class Launch:
 
 @dataclass(eq=False)
 class Product:
-    """out = one @ other; or, where it `adds`, out += one @ other; where `only` is given, if that number is not zero."""
+    """out = one @ other; or, where it `adds`, out += one @ other; where `only` is given, if that number is not zero.
+
+    Of `ours` there are kernels, too: `run/gpu/products.py`.
+    """
 
     one: Block
     other: Block
     out: Block
     adds: bool = False
+    ours: bool = False
     only: Size | None = None
 
 
