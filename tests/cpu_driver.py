@@ -19,6 +19,9 @@ from weft.run.gpu.sweep import Walk
 
 NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 
+HANDLE = 77
+"""The library's."""
+
 U, P, N, Q = ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
 LAUNCH = ctypes.CFUNCTYPE(N, P, U, U, U, U, U, U, U, P, ctypes.POINTER(P), P)
 TOGETHER = ctypes.CFUNCTYPE(N, P, U, U, U, U, U, U, U, P, ctypes.POINTER(P))
@@ -86,7 +89,8 @@ class Driver:
         """As the library multiplies single numbers: matrices lie column by column."""
         try:
             self.products += 1
-            _, first, second, m, n, k, _, a, apart_a, b, apart_b, kept, c, apart_c = given
+            handle, first, second, m, n, k, _, a, apart_a, b, apart_b, kept, c, apart_c = given
+            assert handle == HANDLE
             one = _matrix(a, apart_a, *((k, m) if first else (m, k)))
             other = _matrix(b, apart_b, *((n, k) if second else (k, n)))
             one, other = (one.T if first else one), (other.T if second else other)
@@ -145,8 +149,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
     done = lowered.Lowered.done
 
-    def checked(self: Any, given: bytes, room: int) -> None:
-        done(self, given, room)
+    def checked(self: Any, given: bytes, room: int, blas: int) -> None:
+        done(self, given, room, blas)
         if driver.errors:
             raise driver.errors[0]
 
@@ -154,7 +158,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(Walk, "made", swept)
     monkeypatch.setattr(lowered.Lowered, "done", checked)
     monkeypatch.setattr(lowered, "functions", lambda: (back, tuple(known))[1])
-    monkeypatch.setattr(lowered, "blas_handle", lambda: 0)
+    monkeypatch.setattr(lowered, "blas_handle", lambda: HANDLE)
     monkeypatch.setattr("weft.run.gpu.execution.can_lower", lambda device: True)
     monkeypatch.setattr("weft.run.gpu.replay.can_capture", lambda device: True)
     monkeypatch.setattr("weft.run.gpu.replay.captured", driver.captured)

@@ -123,7 +123,7 @@ class Lowered:
             raise NotLowered("a compiler that cannot") from None
         self._room, self._call = library.weft_room, library.weft_call
         self._room.restype, self._room.argtypes = ctypes.c_int64, [ctypes.c_char_p]
-        self._call.restype, self._call.argtypes = ctypes.c_int64, [ctypes.c_char_p, ctypes.c_void_p]
+        self._call.restype, self._call.argtypes = ctypes.c_int64, [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
         self.table = (ctypes.c_int64 * (FIRST_KERNEL + OF_KERNEL * len(self.text.kernels)))(*known)
         for number, (kernel, *_) in enumerate(self.text.kernels):
             if isinstance(kernel, Kernel) and number not in self.text.late:
@@ -152,14 +152,14 @@ class Lowered:
         self.table[at : at + OF_KERNEL] = [made.function, programs, 32 * made.metadata.num_warps, made.metadata.shared]
 
     def room(self, given: bytes) -> int:
-        """Bytes of working memory; negative where the recipe must do it."""
+        """Bytes of working memory, and one more where the library multiplies; negative where the recipe must do it."""
         while (found := self._room(given)) < -1:
             self._compile(-2 - found)
         return int(found)
 
-    def done(self, given: bytes, room: int) -> None:
-        """Launch everything."""
-        failed = self._call(given, room)
+    def done(self, given: bytes, room: int, blas: int) -> None:
+        """Launch everything; `blas`: the library's handle, if it multiplies."""
+        failed = self._call(given, room, blas)
         if failed:
             raise RuntimeError(f"CUDA refused a launch or a product (codes {failed:#x} together)")
 

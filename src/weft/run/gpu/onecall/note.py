@@ -15,7 +15,7 @@ from weft.run.gpu.onecall.joining import in_fewer_launches
 from weft.run.gpu.onecall.kept import Kept
 from weft.run.gpu.onecall.multiplying import with_our_products
 from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
-from weft.run.gpu.onecall.operations import Operation, Product, storages_of
+from weft.run.gpu.onecall.operations import Operation, storages_of
 from weft.run.gpu.onecall.record import PerStep, Recorder, Steps, Stretches
 from weft.run.gpu.onecall.thrifty import Memory, added_up, in_thrifty_order
 from weft.run.recipe import Recipe
@@ -55,11 +55,6 @@ class Noted:
     """How many tensors forward kept."""
     saved_as_one: bool
     """Whether they come as parts of one piece of memory (`Kept`)."""
-
-    def products(self) -> list[Product]:
-        """Those that the library multiplies, if only in steps that run apart."""
-        every = [one for operation in self.operations for one in (operation, *getattr(operation, "apart", ()))]
-        return [one for one in every if isinstance(one, Product)]
 
     @cached_property
     def together(self) -> list[Storage]:

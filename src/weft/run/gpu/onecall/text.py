@@ -20,14 +20,15 @@ from weft.run.gpu.table import MOST_STRETCHES, WIDTHS
 from weft.run.told import Told
 
 ROOM = 256
-"""Bytes: blocks of working memory start at multiples of this."""
+"""Bytes: blocks of working memory start at multiples of this, so that the last bit of how many there are can tell whether the
+library multiplies."""
 
 FIRST_KERNEL = 8
 """Before it, the table of functions holds those of the driver and of the library."""
 OF_KERNEL = 4
 """What the table says of a kernel: the function, programs, threads, shared memory."""
-FIRST_VARIABLE = 9
-"""Before it are the stream, the library's handle, the barrier's counter, the table, and what is told of a plan."""
+FIRST_VARIABLE = 8
+"""Before it are the stream, the barrier's counter, the table, and what is told of a plan."""
 
 PRELUDE = f"""#define FIRST_KERNEL {FIRST_KERNEL}
 #define OF_KERNEL {OF_KERNEL}
@@ -124,18 +125,18 @@ static int64_t placed(const int64_t *a, char *room, char **at) {{
 
 int64_t weft_room(const int64_t *a) {{
 {declared}
-    const int64_t *h = (const int64_t *)a[3];
+    const int64_t *h = (const int64_t *)a[2];
     char *at[{len(self.working) + 1}];
     if ((({checked}) & 15) || !({guards})) return -1;
 {self._missing()}
-    return placed(a, 0, at);
+    return placed(a, 0, at) + ({self._multiplied()});
 }}
 
-int64_t weft_call(const int64_t *a, char *room) {{
+int64_t weft_call(const int64_t *a, char *room, void *blas) {{
 {declared}
-    void *stream = (void *)a[0], *blas = (void *)a[1];
-    const int64_t *h = (const int64_t *)a[3];
-    uint64_t {COUNTER} = a[2], nothing = 0;
+    void *stream = (void *)a[0];
+    const int64_t *h = (const int64_t *)a[2];
+    uint64_t {COUNTER} = a[1], nothing = 0;
     char *w[{len(self.working) + 1}];
     int64_t failed = 0;
     placed(a, room, w);
@@ -156,8 +157,8 @@ int64_t weft_call(const int64_t *a, char *room) {{
         told = {name: found for name in (*pointers, *arrays, *numbers) if (found := self._told(name)) is not None}
         self.text.variables = [name for name in (*pointers, *arrays, *numbers) if name not in told]
         given = {name: f"a[{FIRST_VARIABLE + at}]" for at, name in enumerate(self.text.variables)}
-        lines = ["const int32_t *n = (const int32_t *)a[4], *b = (const int32_t *)a[5]; (void)n; (void)b;"]
-        lines.append("const int64_t base = a[6], back = a[7], host = a[8]; (void)base; (void)back; (void)host;")
+        lines = ["const int32_t *n = (const int32_t *)a[3], *b = (const int32_t *)a[4]; (void)n; (void)b;"]
+        lines.append("const int64_t base = a[5], back = a[6], host = a[7]; (void)base; (void)back; (void)host;")
         for name, value in {**told, **given, **parts}.items():
             kind = "const int32_t *" if name in arrays else "const int64_t " if name in numbers else "char *"
             lines.append(f"{kind}{name} = ({kind.removesuffix(' ')})({value}); (void){name};")
@@ -211,6 +212,16 @@ int64_t weft_call(const int64_t *a, char *room) {{
                 lines.append(f"        if (t.width != APART && !{there}) return -2 - ({first} + t.width);")
                 lines.append("    }")
         return "\n".join(lines)
+
+    def _multiplied(self) -> str:
+        """Whether the library multiplies; to ask for its handle takes as long as a launch."""
+        found = ["0"]
+        for operation in self.operations:
+            if isinstance(operation, Product):
+                found.append("1" if operation.only is None else f"{operation.only}")
+            elif isinstance(operation, Turns) and any(isinstance(one, Product) for one in operation.apart):
+                found.append(f"widest({self._steps(operation)})")
+        return " || ".join(dict.fromkeys(found))
 
     # Operations.
 

@@ -28,11 +28,11 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
     values = ", ".join([*(PLAN[2:] if texts else ["0"] * len(PLAN[2:])), *(_value(name, noted) for name in variables)])
     body = [
         *memory,
-        f"given = numbers(stream, {_handle(noted)}, counter(device, stream).data_ptr(), table, {values})",
+        f"given = numbers(stream, counter(device, stream).data_ptr(), table, {values})",
         "bytes = room(given)",
         "if bytes < 0: return None",
-        "working = fresh((bytes,), (1,), torch.uint8)",
-        "done(given, working.data_ptr())",
+        "working = fresh((bytes & ~1,), (1,), torch.uint8)",
+        "done(given, working.data_ptr(), blas() if bytes & 1 else 0)",
         f"return {_results(noted, starts)}",
     ]
     names = sorted(set(re.findall(r"\b[tsgf]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
@@ -45,12 +45,6 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
     opening += [f"{name} = {_given(name, texts)}" for name in names if name not in given]
     lines = "".join(f"    {line}\n" for line in [*opening, *body])
     return f"def run(facts, tensors, saved, grads, owned, stream, fresh):\n{lines}"
-
-
-def _handle(noted: Noted) -> str:
-    """The library's handle, where the library multiplies; to ask for it takes as long as a launch."""
-    when = [*dict.fromkeys("1" if one.only is None else str(one.only) for one in noted.products())]
-    return "0" if not when else "blas()" if "1" in when else f"blas() if {' or '.join(when)} else 0"
 
 
 SAVED = {"_at": "offsets", "_rows": "rows"}
