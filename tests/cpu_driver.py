@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,8 @@ class Driver:
     products: int = 0
     captures: int = 0
     replays: int = 0
+    bound: set[int] = field(default_factory=set)
+    """Threads that it knows."""
     errors: list[BaseException] = field(default_factory=list)
     _noted: list[Callable[[], None]] | None = None
 
@@ -69,6 +72,7 @@ class Driver:
 
     def launch(self, function: int, programs: int, *rest: Any) -> int:
         try:
+            assert get_ident() in self.bound
             self.launches += 1
             kernel, kinds, constants = self.kernels[function - 1]
             given = rest[7]
@@ -158,6 +162,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(Walk, "made", swept)
     monkeypatch.setattr(lowered.Lowered, "done", checked)
     monkeypatch.setattr(lowered, "functions", lambda: (back, tuple(known))[1])
+    monkeypatch.setattr(lowered, "bind_thread", lambda: driver.bound.add(get_ident()))
     monkeypatch.setattr(lowered, "blas_handle", lambda: HANDLE)
     monkeypatch.setattr("weft.run.gpu.execution.can_lower", lambda device: True)
     monkeypatch.setattr("weft.run.gpu.replay.can_capture", lambda device: True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 import torch
 
@@ -100,6 +102,26 @@ def test_rows_are_taken_by_the_product(driver: Driver, monkeypatch: pytest.Monke
                 model(graph, torch.randn(graph.num_vertices, 4), backend="triton")
                 counts.append((driver.products - before[0], driver.launches - before[1]))
     assert counts[0] == (0, counts[1][1]) and counts[1][0] == 1  # one launch in the place of another
+
+
+def test_a_thread_is_known_to_the_driver_without_the_library(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all products are ours, nobody asks for the library's handle."""
+    torch.manual_seed(0)
+    ways, model, graph, found = watch(monkeypatch), weft.nn.NaryTreeLSTM(4, 4), trees(4, 5), list[torch.Tensor]()
+    x = torch.randn(graph.num_vertices, 4)
+    with fast_products(), torch.no_grad():
+        for _ in range(2):
+            expected = model(graph, x, backend="triton")
+        assert not driver.products
+
+        def infer() -> None:
+            with torch.no_grad():
+                found.append(model(graph, x, backend="triton"))
+
+        thread = Thread(target=infer)
+        thread.start()
+        thread.join()
+    assert ways == [True, True] and torch.equal(found[0], expected)
 
 
 def test_exact_products_are_the_library_s(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

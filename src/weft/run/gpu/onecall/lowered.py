@@ -28,7 +28,6 @@ from weft.run.recipe import Fact, Recipe
 
 def blas_handle() -> int:
     """The library's handle for the current stream, with torch's settings."""
-    bind_thread()
     handle: int = torch._C._cuda_getCurrentBlasHandle()
     return handle
 
@@ -170,6 +169,7 @@ class Lowered:
             "Kept": Kept,
             "numbers": Struct(f"{FIRST_VARIABLE + len(self.text.variables)}q").pack,
             "table": ctypes.addressof(self.table),
+            "bind": bind_thread,
             "blas": blas_handle,
             "counter": counter,
             "device": self.device,

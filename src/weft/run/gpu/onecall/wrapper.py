@@ -28,6 +28,7 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
     values = ", ".join([*(PLAN[2:] if texts else ["0"] * len(PLAN[2:])), *(_value(name, noted) for name in variables)])
     body = [
         *memory,
+        "bind()",
         f"given = numbers(stream, counter(device, stream).data_ptr(), table, {values})",
         "bytes = room(given)",
         "if bytes < 0: return None",
