@@ -202,7 +202,7 @@ OTHERS: list[tuple[Callable[[], Any], type[WeftError], str]] = [
             TypeMismatch,
             f"max_rows: expected a positive integer or None, got {rows!r}",
         )
-        for rows in (0, -3, 1.5, True)
+        for rows in (0, -3, 1.5, True, [1])
     ),
     (
         lambda: weft.Typed({"a": Mix(2), "b": Mix(3)}),

@@ -193,6 +193,15 @@ def test_inputs_that_look_otherwise() -> None:
     check(model, weft.Graph([[], [], []]))
 
 
+@pytest.mark.parametrize("rows_of_a_step", [True, 1.0, [1]])
+def test_what_equals_an_option_of_an_earlier_call_is_no_option(rows_of_a_step: Any) -> None:
+    model = Sum()
+    for _ in range(2):
+        model(BATCH, rows(BATCH), max_rows=1)
+    with pytest.raises(weft.TypeMismatch, match="max_rows: expected a positive integer or None"):
+        model(OTHER, rows(OTHER), max_rows=rows_of_a_step)
+
+
 def test_a_cycle_is_told_as_ever() -> None:
     model = made(Sum())
     cycle = weft.Graph.batch([GRAPHS[0], weft.Graph([[1], [0], []])])

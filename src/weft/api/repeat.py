@@ -39,23 +39,29 @@ _MORE = frozenset({"edges", "rounds", "init", "at"})
 
 
 def looks(graph: Any, x: Any, keywords: dict[str, Any]) -> Hashable | None:
-    """What calls have in common that one repeat serves; None for those that none does."""
+    """What calls have in common that one repeat serves; None for those that none does.
+
+    Options are taken as they came: those of a call that ran are sound.
+    """
     if type(x) is not Tensor or not isinstance(graph, Graph) or not _MORE.isdisjoint(keywords):
         return None
     together = graph.together
-    if x.is_nested or x.layout is not torch.strided or not isinstance(together, KeptGraphs):
+    if not isinstance(together, KeptGraphs) or x.is_nested or x.layout is not _STRIDED or not is_as_stored(x):
         return None
-    if not x.dim() or not is_as_stored(x):
+    count, shape, device = graph.num_vertices, x.shape, x.device
+    if not count or not shape or shape[0] != count:
         return None
-    device = x.device
-    if device.type == "meta" or is_distributed():  # the first knows no autocast, in the second all parameters take part
+    kind = device.type
+    if kind == "meta" or is_distributed():  # the first knows no autocast, in the second all parameters take part
         return None
-    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    of_rows = shape[1:], x.dtype, device, x.requires_grad
     of_graph = together.kinds, together.root_kinds, together.types, graph.type_names, graph.device
-    mood = torch.is_grad_enabled(), autocast, torch.get_default_dtype()
-    return x.shape[1:], x.dtype, device, x.requires_grad, of_graph, mood, Options.of(keywords) if keywords else None
+    options = (*keywords.items(), *map(type, keywords.values()))  # 1 is no option where True is one
+    return of_rows, of_graph, torch.is_grad_enabled(), autocast, torch.get_default_dtype(), options
 
 
+_STRIDED = torch.strided
 _can_be_distributed: bool = torch.distributed.is_available()
 
 
@@ -76,8 +82,7 @@ class Repeat:
 
     def run(self, model: VertexFunction, graph: Graph, x: Tensor, plans: PlanCache) -> list[Tensor] | None:
         """The rows of the results; None where something is not as it was."""
-        count = graph.num_vertices
-        if not count or x.shape[0] != count or stands_for_others() or forward_ad._current_level >= 0:
+        if stands_for_others() or forward_ad._current_level >= 0:
             return None
         captured = self.held.tensors() if _seen(model) == self.seen else None
         plan = None if captured is None else self._plan(graph, plans)

@@ -41,7 +41,10 @@ def run(model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any])
     if alike is None:
         return prepared(model, structure, x, **keywords).run()
     cache = ModelCache.of(model)
-    known: list[Repeat] = cache.repeats.get(alike, [])
+    try:
+        known: list[Repeat] = cache.repeats.get(alike, [])
+    except TypeError:  # an option that cannot be looked up, and will be named
+        return prepared(model, structure, x, **keywords).run()
     for one in known:
         rows = one.run(model, structure, x, cache.plans)
         if rows is not None:
