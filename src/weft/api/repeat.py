@@ -76,6 +76,8 @@ class Repeat:
     def __init__(self, model: VertexFunction, kinds: Kinds, table: Ints, call: Call, options: Options, result: Result) -> None:
         """`table`: the node type of each kind of vertex."""
         self.kinds, self.table, self.options, self.result = kinds, table, options, result
+        given = (*(call.captured or ()), *call.feeds.values())
+        self.trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
         self.call = call.without_graph()
         self.held = Held([cell.trace for cell in call.cells.values()])
         self.seen = _seen(model)
@@ -100,7 +102,8 @@ class Repeat:
         found: Any = plans.find(key)
         if found is None:
             assert isinstance(graph.together, KeptGraphs)
-            found = from_graphs(GraphProgram(self.kinds.types, graph.together, self.table, None), policy, max_rows)
+            program = GraphProgram(self.kinds.types, graph.together, self.table, None)
+            found = from_graphs(program, policy, max_rows, self.trains)
         return None if found is None else plans.add(key, found)  # type: ignore[return-value]  # a model keeps plans there
 
 

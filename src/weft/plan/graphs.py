@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, library
-from weft.plan.native import Sizes, described, finished
+from weft.plan.native import described, finished
 from weft.plan.plan import Plan
 
 MOST_KINDS = 63
@@ -173,8 +173,8 @@ class GraphProgram(Program):
         graphs, kinds, n = self.graphs, described(self.types), self.graphs.vertices
         assert kinds is not None
         type, ptr, src = (np.empty(size, dtype=np.int32) for size in (n, n + 1, graphs.slots + 1))
-        places = map(address, (kinds, self.table, type, ptr, src))
-        kept = library().weft_program(graphs.place, graphs.count, len(self.types), *places)
+        places = map(address, (self.table, type, ptr, src))
+        kept = library().weft_program(graphs.place, graphs.count, len(self.types), kinds.place, *places)
         return type, ptr, src[:kept]
 
     @cached_property
@@ -194,19 +194,28 @@ class GraphProgram(Program):
         return None if self._edge is None else self._edge()
 
 
-def plan_graphs(program: GraphProgram, policy: str, max_rows: int | None, started: float) -> Plan | None:
-    """The plan that `schedule` makes of the program; None where C does not make it from the graphs themselves."""
+def plan_graphs(
+    program: GraphProgram, policy: str, max_rows: int | None, started: float, with_returns: bool = False
+) -> Plan | None:
+    """The plan that `schedule` makes of the program; None where C does not make it from the graphs themselves.
+
+    `with_returns`: they will be asked for, so C may find them at once.
+    """
     graphs, kinds = program.graphs, described(program.types)
     if kinds is None or not graphs.vertices:
         return None
-    sizes = Sizes()
+    size = graphs.vertices + graphs.slots
+    buffer = kinds.memory(size)
+    place = address(buffer)
     work = library().weft_plan_graphs(
         graphs.place,
         graphs.count,
         len(program.types),
-        address(kinds),
+        kinds.place,
         address(program.table),
         max_rows or 0,
-        sizes,
+        place,
+        len(buffer),
+        with_returns,
     )
-    return None if work is None else finished(work, program, policy, max_rows, sizes, started)
+    return finished(work, buffer, place, kinds, size, program, policy, max_rows, started)

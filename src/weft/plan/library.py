@@ -19,8 +19,8 @@ from weft.cc import build, compiler
 TEXTS = ("work.c", "order.c", "tables.c", "rows.c", "gathers.c", "returns.c", "plan.c", "graphs.c", "wanted.c", "calls.c")
 NUMBER, POINTER = ctypes.c_long, ctypes.c_void_p
 FUNCTIONS = {
-    "weft_plan": (POINTER, (NUMBER, NUMBER, NUMBER, *[POINTER] * 5, NUMBER, NUMBER, POINTER)),
-    "weft_fill": (ctypes.c_int, (POINTER, POINTER, POINTER)),
+    "weft_plan": (POINTER, (NUMBER, NUMBER, NUMBER, *[POINTER] * 5, NUMBER, NUMBER, POINTER, NUMBER, ctypes.c_int)),
+    "weft_fill": (ctypes.c_int, (POINTER, POINTER)),
     "weft_returns": (ctypes.c_int, (POINTER, POINTER)),
     "weft_graph": (POINTER, (POINTER,) * 5),
     "weft_release": (None, (POINTER,)),
@@ -32,7 +32,7 @@ FUNCTIONS = {
     "weft_wanted": (NUMBER, (POINTER, NUMBER, NUMBER, POINTER, NUMBER, POINTER, NUMBER, NUMBER, NUMBER, POINTER)),
     "weft_all_known": (ctypes.c_int, (NUMBER, *[POINTER] * 7, NUMBER)),
     "weft_all_read": (ctypes.c_int, (NUMBER, NUMBER, POINTER, POINTER, NUMBER, NUMBER, POINTER)),
-    "weft_plan_graphs": (POINTER, (POINTER, NUMBER, NUMBER, POINTER, POINTER, NUMBER, POINTER)),
+    "weft_plan_graphs": (POINTER, (POINTER, NUMBER, NUMBER, POINTER, POINTER, NUMBER, POINTER, NUMBER, ctypes.c_int)),
 }
 
 

@@ -6,25 +6,30 @@ the same plan or raises what is to be raised. A plan comes back as one array of 
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.library import address, is_plain, library
 from weft.plan.plan import Plan, Return
-from weft.plan.shape import BACK_COUNT, BACK_HEADER, BACK_TRAITS, KINDS, OF_BACK, NativePlan, native, shape_of
+from weft.plan.shape import (
+    AT_SHAPE,
+    AT_VIEWS,
+    BACK_COUNT,
+    BACK_ROOM,
+    BACK_TRAITS,
+    HEADER,
+    KINDS,
+    OF_BACK,
+    PLAN_END,
+    NativePlan,
+    native,
+    shape_of,
+)
 
 Longs = npt.NDArray[np.int64]
 POLICIES = {"auto": 0, "condense": 0, "depth": 1, "agenda": 2}
-
-# Which of the first numbers of a plan tell how far a device reads, and how much room returns need; how the table of returns is
-# made: as in `c/tables.c` and `c/returns.c`.
-DEVICE_END, BACK_ROOM = 6, 19
-BACK_DEVICE_END = 1
 
 
 def plan_natively(program: Program, policy: str, max_rows: int | None, started: float) -> Plan | None:
@@ -34,40 +39,74 @@ def plan_natively(program: Program, policy: str, max_rows: int | None, started: 
     arrays = [program.type, program.ptr, program.src] + ([] if program.out is None else [program.out])
     if kinds is None or not all(map(is_plain, arrays)):
         return None
-    sizes = Sizes()
+    size = program.num_nodes + program.num_arguments
+    buffer = kinds.memory(size)
+    place = address(buffer)
     work = made.weft_plan(
         program.num_nodes,
         program.num_arguments,
         len(program.types),
-        address(kinds),
+        kinds.place,
         *map(address, arrays[:3]),
         None if program.out is None else address(program.out),
         POLICIES[policy],
         max_rows or 0,
-        sizes,
+        place,
+        len(buffer),
+        False,
     )
-    return None if work is None else finished(work, program, policy, max_rows, sizes, started)
+    return finished(work, buffer, place, kinds, size, program, policy, max_rows, started)
 
 
-Sizes = ctypes.c_int64 * 3
-"""What C tells of a plan: how long it is; then where it tells its shape and its numbers, and where these end."""
-
-
-def finished(work: int, program: Program, policy: str, max_rows: int | None, sizes: Any, started: float) -> Plan | None:
-    """The plan that C has begun; None where it gives up."""
-    buffer = np.empty(sizes[0], dtype=np.int32)
-    if not library().weft_fill(work, address(buffer), sizes):
+def finished(
+    work: int | None,
+    buffer: Ints,
+    place: int,
+    kinds: Described,
+    size: int,
+    program: Program,
+    policy: str,
+    max_rows: int | None,
+    started: float,
+) -> Plan | None:
+    """The plan that C has made in a buffer, or has begun, where that is too small; None where it gives up."""
+    if work is not None:
+        buffer = np.empty(buffer.item(0), dtype=np.int32)
+        place = address(buffer)
+        if not library().weft_fill(work, place):
+            return None
+    told = buffer[:HEADER].tolist()
+    if not told[0]:
         return None
-    at_shape, at_views, end = sizes
-    shape = shape_of(buffer[at_shape:at_views].tobytes())
-    return NativePlan.of(shape, program, policy, max_rows, buffer, at_views, end, started)
+    kinds.rate = (told[PLAN_END] + told[BACK_ROOM]) / size
+    shape = shape_of(buffer[told[AT_SHAPE] : told[AT_VIEWS]].tobytes())
+    return NativePlan.of(shape, program, policy, max_rows, buffer, place, told, started)
 
 
-_described: dict[int, tuple[tuple[NodeType, ...], Ints | None]] = {}
+LEAST, MORE = 64, 1.125
+"""Of the room for plans: so many numbers at least, and so many times what the last one took."""
+
+
+class Described:
+    """Node types as C reads them."""
+
+    __slots__ = ("array", "place", "rate")
+
+    def __init__(self, array: Ints) -> None:
+        self.array, self.place = array, address(array)
+        self.rate = 0.0
+        """How many numbers the last plan and its returns took for each of its nodes and arguments."""
+
+    def memory(self, size: int) -> Ints:
+        """For a plan of so many nodes and arguments: mostly it is enough. What is not used of it is not touched."""
+        return np.empty(LEAST + int(MORE * self.rate * size), dtype=np.int32)
+
+
+_described: dict[int, tuple[tuple[NodeType, ...], Described | None]] = {}
 MOST_DESCRIBED = 256
 
 
-def described(types: tuple[NodeType, ...]) -> Ints | None:
+def described(types: tuple[NodeType, ...]) -> Described | None:
     """Node types as one array; None for ports that are not sound. Mostly they are the very types of the last call."""
     found = _described.get(id(types))
     if found is None or found[0] is not types:
@@ -78,7 +117,7 @@ def described(types: tuple[NodeType, ...]) -> Ints | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _as_array(types: tuple[NodeType, ...]) -> Ints | None:
+def _as_array(types: tuple[NodeType, ...]) -> Described | None:
     ports = [port for kind in types for port in kind.ports]
     if not all(port.kind in KINDS and port.positions and min(port.positions) >= 0 for port in ports):
         return None
@@ -87,7 +126,7 @@ def _as_array(types: tuple[NodeType, ...]) -> Ints | None:
     position_ptr = np.cumsum([0, *(len(port.positions) for port in ports)])
     numbers = [KINDS.index(port.kind) for port in ports]
     positions = [position for port in ports for position in port.positions]
-    return np.array([*outputs, *port_ptr, *numbers, *position_ptr, *positions], dtype=np.int32)
+    return Described(np.array([*outputs, *port_ptr, *numbers, *position_ptr, *positions], dtype=np.int32))
 
 
 def device_parts(plan: Plan, training: bool) -> list[tuple[int, int]]:
@@ -96,8 +135,8 @@ def device_parts(plan: Plan, training: bool) -> list[tuple[int, int]]:
     made = native(plan)
     if made is None:
         return []
-    back, mine = find_returns(made) if training else None, (made.place, made.buffer.item(DEVICE_END))
-    return [mine] if back is None else [mine, (made.back_place, back.item(BACK_DEVICE_END))]
+    mine = made.place, made.device_end
+    return [mine, (made.back_place, made.back_device_end)] if training and find_returns(made) is not None else [mine]
 
 
 def step_table_natively(plan: Plan, number: int) -> Ints | None:
@@ -124,14 +163,11 @@ def owners_natively(plan: Plan, number: int) -> Ints | None:
 def find_returns(plan: NativePlan) -> Ints | None:
     """Have C find the returns of a plan, once; None where it cannot."""
     if plan.back is None:
-        back = np.empty(plan.buffer.item(BACK_ROOM), dtype=np.int32)
+        back = np.empty(plan.back_room, dtype=np.int32)
         place = address(back)
         if not len(back) or not library().weft_returns(plan.place, place):
             return None
-        plan.back, plan.back_place = back, place
-        plan.back_numbers = back[BACK_HEADER : BACK_HEADER + back.item(0) * OF_BACK].tolist()
-        plan.back_traits = tuple(plan.back_numbers[BACK_TRAITS::OF_BACK])
-        plan.traits_with_back = plan.layout, plan.back_traits, plan.program.feed is None
+        plan.take_back(back, place)
     return plan.back
 
 

@@ -58,10 +58,10 @@ def schedule(
     )
 
 
-def from_graphs(program: GraphProgram, policy: str, max_rows: int | None) -> Plan | None:
+def from_graphs(program: GraphProgram, policy: str, max_rows: int | None, with_returns: bool = False) -> Plan | None:
     """The plan of graphs that are kept; None where it is better made from their program."""
     started = time.perf_counter()
-    plan = plan_graphs(program, policy, max_rows, started) if policy in ("auto", "condense") else None
+    plan = plan_graphs(program, policy, max_rows, started, with_returns) if policy in ("auto", "condense") else None
     return None if plan is None else _verified(plan)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable
 from functools import cached_property
 
 from weft.graph.program import Ints, NodeType, Program
-from weft.plan.library import address
 from weft.plan.plan import Group, Plan, Read, ValueClass
 
 KINDS = ("slots", "sum", "edges")
@@ -26,8 +25,11 @@ BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_T
     12,
 )
 ONE_READER = 2
-BACK_HEADER = 4
-"""So many numbers come before the table."""
+BACK_DEVICE_END, BACK_HEADER = 1, 4
+"""Which of the numbers before the table tells how far a device reads, and how many there are."""
+# Which of the first numbers of a plan tell how far a device reads, where its shape and its numbers are, where these and all of it
+# end, how much room its returns need, and whether they are there, right behind it; how many there are: as in `c/tables.c`.
+DEVICE_END, AT_SHAPE, AT_VIEWS, TABLE_END, PLAN_END, BACK_ROOM, HAS_BACK, HEADER = 6, 16, 17, 18, 19, 20, 21, 22
 
 
 class Shape:
@@ -59,6 +61,8 @@ class Shape:
             if value_class >= 0 and any(member in types for member, _ in members[value_class])
         ]
         self._ways = {way: OF_BACK * at for at, way in enumerate(ways)}
+        self.back_end = BACK_HEADER + OF_BACK * len(ways)
+        """Where the table of returns ends."""
         self._known: tuple[tuple[NodeType, ...], Hashable] | None = None
         self.largest_steps = [self.step_table(group) + 2 for group in range(groups)]
         """Of each group: where the rows of its largest step are told."""
@@ -122,12 +126,18 @@ class NativePlan(Plan):
     """As `fill_views` in `c/tables.c` has put them together."""
     place: int
     """Where the buffer is."""
+    device_end: int
+    """So many numbers of it a device reads."""
+    back_room: int
+    """So many numbers its returns take at most; 0 if they cannot be had."""
     numbers_at: int
     """Where the numbers lie in it."""
     back: Ints | None = None
     """What `weft_returns` has found."""
     back_place: int = 0
     """Where that is."""
+    back_device_end: int = 0
+    """So many numbers of it a device reads."""
     back_numbers: list[int] = []  # noqa: RUF012  # nobody adds to it
     """Its table."""
     back_traits: tuple[int, ...] | None = None
@@ -139,10 +149,18 @@ class NativePlan(Plan):
 
     @staticmethod
     def of(
-        layout: Shape, program: Program, policy: str, max_rows: int | None, buffer: Ints, at: int, end: int, started: float
+        layout: Shape,
+        program: Program,
+        policy: str,
+        max_rows: int | None,
+        buffer: Ints,
+        place: int,
+        told: list[int],
+        started: float,
     ) -> NativePlan:
-        plan, place = NativePlan.__new__(NativePlan), address(buffer)
-        numbers: list[int] = buffer[at:end].tolist()
+        """`told`: the first numbers of the buffer, which lies at `place`."""
+        plan, at = NativePlan.__new__(NativePlan), told[AT_VIEWS]
+        numbers: list[int] = buffer[at : told[TABLE_END]].tolist()
         plan.__dict__.update(
             program=program,
             policy=policy,
@@ -151,6 +169,8 @@ class NativePlan(Plan):
             buffer=buffer,
             numbers=numbers,
             place=place,
+            device_end=told[DEVICE_END],
+            back_room=told[BACK_ROOM],
             numbers_at=place + 4 * at,
             group_of=layout.group_of,
             present=layout.present,
@@ -159,7 +179,18 @@ class NativePlan(Plan):
             _derived={},
             seconds=time.perf_counter() - started,
         )
+        if told[HAS_BACK]:
+            end = told[PLAN_END]
+            plan.take_back(buffer[end : end + told[BACK_ROOM]], place + 4 * end)
         return plan
+
+    def take_back(self, back: Ints, place: int) -> None:
+        """The returns, which lie at `place`."""
+        told: list[int] = back[: self.layout.back_end].tolist()
+        self.back, self.back_place, self.back_device_end = back, place, told[BACK_DEVICE_END]
+        self.back_numbers = told[BACK_HEADER:]
+        self.back_traits = tuple(told[BACK_HEADER + BACK_TRAITS :: OF_BACK])
+        self.traits_with_back = self.layout, self.back_traits, self.program.feed is None
 
     def view(self, at: int) -> Ints:
         """The array whose beginning is told at a place of the numbers."""

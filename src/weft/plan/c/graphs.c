@@ -319,10 +319,11 @@ static void list_meetings(Work *w, const char *met) {
     }
 }
 
-/* Begin the plan of a batch of graphs. Returns NULL where it is better planned as a program, or cannot be: cycles of several types,
-   many types, a cycle of vertices. */
-Work *weft_plan_graphs(Graph *const *graph, long count, long types, const i32 *kinds, const i32 *table, long max_rows,
-                       int64_t *sizes) {
+/* The plan of a batch of graphs, as `weft_plan` makes it. None also where it is better planned as a program: cycles of several types,
+   many types. */
+Work *weft_plan_graphs(Graph *const *graph, long count, long types, const i32 *kinds, const i32 *table, long max_rows, i32 *plan,
+                       long room, int with_returns) {
+    plan[0] = 0;
     Work *w = begin(types, kinds, max_rows);
     if (!w) return NULL;
     if (types >= FEW || setjmp(w->give_up)) return release(w), NULL;
@@ -335,7 +336,7 @@ Work *weft_plan_graphs(Graph *const *graph, long count, long types, const i32 *k
     for (long group = 0; group < w->groups; group++)
         if (w->group_ptr[group + 1] - w->group_ptr[group] > 1) return release(w), NULL;
     find_steps(w, CONDENSE);
-    if (!measure(w, sizes)) return release(w), NULL;
+    if (!measure(w)) return release(w), NULL;
     list_meetings(w, met);
-    return w;
+    return complete(w, plan, room, with_returns);
 }
