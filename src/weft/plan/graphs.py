@@ -12,6 +12,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ def keep(numbers: Sequence[int], digest: bytes, children: Ints, offsets: Ints, k
 
 _ITEMS, _SLOT, _DATA = tuple.__basicsize__, object.__basicsize__, bytes.__basicsize__ - 1
 TOTALS = 10
-"""So many numbers tell what graphs are together; they follow the addresses of the graphs."""
+"""So many numbers tell what graphs are together; they follow the addresses of the graphs. The last two are their digest."""
+_totals: Any = Struct(f"={TOTALS - 2}q16s").unpack_from
 
 
 def collect(graphs: tuple[Any, ...]) -> KeptGraphs | None:
@@ -123,9 +125,8 @@ class KeptGraphs:
     def __init__(self, found: npt.NDArray[np.int64], count: int, place: int, graphs: Sequence[Any]) -> None:
         """`graphs`: whoever holds the addresses in `found`, which must live for as long."""
         self.found, self.count, self.place, self.graphs = found, count, place, graphs
-        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds, *roots = found[count:-2].tolist()
-        self.num_roots, self.root_kinds = roots
-        self.digest = found[-2:].tobytes()
+        *told, self.num_roots, self.root_kinds, self.digest = _totals(found, 8 * count)
+        self.vertices, self.slots, self.edges, self.types, self.device, self.kinds = told
 
     def merged(self) -> tuple[Ints, Ints, Ints]:
         """Children, offsets and kinds of the vertices, counted on from graph to graph."""

@@ -7,6 +7,7 @@ the same plan or raises what is to be raised. A plan comes back as one array of 
 from __future__ import annotations
 
 import functools
+
 import numpy as np
 import numpy.typing as npt
 

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Hashable
 from functools import cached_property
+from typing import cast
 
 from weft.graph.program import Ints, NodeType, Program
 from weft.plan.plan import Group, Plan, Read, ValueClass
@@ -27,8 +28,8 @@ BACK_FIRST, BACK_LAST, BACK_INDEX, BACK_COUNT, BACK_SINGLE, BACK_OFFSETS, BACK_T
 ONE_READER = 2
 BACK_DEVICE_END, BACK_HEADER = 1, 4
 """Which of the numbers before the table tells how far a device reads, and how many there are."""
-# Which of the first numbers of a plan tell how far a device reads, where its shape and its numbers are, where these and all of it
-# end, how much room its returns need, and whether they are there, right behind it; how many there are: as in `c/tables.c`.
+# Which of the first numbers of a plan tell how far a device reads, where its shape and its numbers are, where these and all of
+# it end, how much room its returns need, and whether they are there, right behind it; how many there are: as in `c/tables.c`.
 DEVICE_END, AT_SHAPE, AT_VIEWS, TABLE_END, PLAN_END, BACK_ROOM, HAS_BACK, HEADER = 6, 16, 17, 18, 19, 20, 21, 22
 
 
@@ -120,7 +121,8 @@ def _interned(shape: Hashable) -> Hashable:
 class NativePlan(Plan):
     """A plan that was made in C. Most calls look at a few of its numbers only: everything else is found when it is needed."""
 
-    layout: Shape
+    layout: Shape = cast(Shape, None)
+    """None for a copy with other parts, which is a plan like any other."""
     buffer: Ints
     numbers: list[int]
     """As `fill_views` in `c/tables.c` has put them together."""
@@ -160,25 +162,12 @@ class NativePlan(Plan):
     ) -> NativePlan:
         """`told`: the first numbers of the buffer, which lies at `place`."""
         plan, at = NativePlan.__new__(NativePlan), told[AT_VIEWS]
-        numbers: list[int] = buffer[at : told[TABLE_END]].tolist()
-        plan.__dict__.update(
-            program=program,
-            policy=policy,
-            max_rows=max_rows,
-            layout=layout,
-            buffer=buffer,
-            numbers=numbers,
-            place=place,
-            device_end=told[DEVICE_END],
-            back_room=told[BACK_ROOM],
-            numbers_at=place + 4 * at,
-            group_of=layout.group_of,
-            present=layout.present,
-            class_of=layout.class_of,
-            traits=(layout, None, program.feed is None),
-            _derived={},
-            seconds=time.perf_counter() - started,
-        )
+        plan.program, plan.policy, plan.max_rows, plan._derived = program, policy, max_rows, {}
+        plan.group_of, plan.present, plan.class_of = layout.group_of, layout.present, layout.class_of
+        plan.layout, plan.traits = layout, (layout, None, program.feed is None)
+        plan.buffer, plan.place, plan.device_end, plan.back_room = buffer, place, told[DEVICE_END], told[BACK_ROOM]
+        plan.numbers, plan.numbers_at = buffer[at : told[TABLE_END]].tolist(), place + 4 * at
+        plan.seconds = time.perf_counter() - started
         if told[HAS_BACK]:
             end = told[PLAN_END]
             plan.take_back(buffer[end : end + told[BACK_ROOM]], place + 4 * end)
@@ -236,8 +225,8 @@ class NativePlan(Plan):
 
 
 def native(plan: Plan) -> NativePlan | None:
-    """The plan, if C has made it. A copy with other parts is a plan like any other."""
-    return plan if isinstance(plan, NativePlan) and "layout" in plan.__dict__ else None
+    """The plan, if C has made it."""
+    return plan if type(plan) is NativePlan and plan.layout is not None else None
 
 
 @functools.lru_cache(maxsize=1024)
