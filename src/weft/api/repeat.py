@@ -19,6 +19,7 @@ from weft.api.graph import Graph
 from weft.api.inputs import leading
 from weft.api.modelcache import Kinds
 from weft.graph.held import Held
+from weft.graph.placed import type_of
 from weft.graph.program import Ints
 from weft.graph.stored import is_as_stored
 from weft.graph.transforms import stands_for_others
@@ -51,7 +52,7 @@ def looks(graph: Any, x: Any, keywords: dict[str, Any]) -> Hashable | None:
     count, shape, device = graph.num_vertices, x.shape, x.device
     if not count or not shape or shape[0] != count:
         return None
-    kind = device.type
+    kind = type_of(device)
     if kind == "meta" or is_distributed():  # the first knows no autocast, in the second all parameters take part
         return None
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -78,6 +79,7 @@ class Repeat:
         self.kinds, self.table, self.options, self.result = kinds, table, options, result
         given = (*(call.captured or ()), *call.feeds.values())
         self.trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+        self.casts = torch.is_autocast_enabled(type_of(call.device))
         self.call = call.without_graph()
         self.held = Held([cell.trace for cell in call.cells.values()])
         self.seen = _seen(model)
@@ -91,9 +93,9 @@ class Repeat:
         if plan is None or captured is None:
             return None
         call = self.call.on(plan, {("x", 0): x}, captured)
-        if not torch.is_autocast_enabled(call.device.type):
+        if not self.casts:
             return run_batched(call)
-        with uncast(call.device.type):
+        with uncast(type_of(call.device)):
             return run_batched(call)
 
     def _plan(self, graph: Graph, plans: PlanCache) -> Plan | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,6 +21,12 @@ def placed(device: torch.device | str) -> AbstractContextManager[Any]:
     tensor([0., 0.])
     """
     return torch.device(device) if _C._len_torch_function_stack() else _ANYWHERE
+
+
+@functools.cache
+def type_of(device: torch.device) -> str:
+    """The type of a device, whose name torch puts together anew each time."""
+    return device.type
 
 
 def is_on(tensor: Tensor, device: str) -> bool:

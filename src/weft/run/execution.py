@@ -32,7 +32,7 @@ class Execution:
         self.call, self.plan = call, call.plan
         self.indices = Indices.of(call.plan, call.device)
         self.tensors, places = given_tensors(call)
-        self.must = {id(tensor) for tensor in call.everyone}
+        self.must = set(map(id, call.everyone))
         self.kind = kind = kind_of(call, self.tensors, places)
         self.types, self.training, self.needs = kind.types, kind.training, kind.needs
         self.learns, self.codes = kind.learns, kind.codes

@@ -24,10 +24,11 @@ def given_tensors(call: Call) -> tuple[list[Tensor], list[int]]:
     captured = call.captured
     if captured is None:
         captured = [tensor for t in call.plan.present for tensor in call.cells[t].trace.captured()]
-    once = dict(zip(map(id, captured), captured, strict=True))
-    tensors, places = [*once.values()], [*range(len(captured))]
+    once = set(map(id, captured))
+    tensors, places = [*captured], [*range(len(captured))]
     if len(once) < len(captured):
-        numbers = {key: at for at, key in enumerate(once)}
+        tensors = [*{id(tensor): tensor for tensor in captured}.values()]
+        numbers = {id(tensor): at for at, tensor in enumerate(tensors)}
         places = [numbers[id(tensor)] for tensor in captured]
     tensors += call.feeds.values()
     tensors += call.edges

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.graph.program import Ints
 from weft.plan.library import address
-from weft.run.gpu.launch import allocator, current_stream
+from weft.run.gpu.launch import allocator, current_stream, is_gpu
 from weft.run.gpu.pinned import SIZE, Part, ring
 
 ALIGNED = 4
@@ -26,7 +26,7 @@ def as_tensor(array: np.ndarray, device: torch.device) -> Tensor:
 
 def has_own_memory(device: torch.device) -> bool:
     """Whether what a device reads must be copied to it."""
-    return device.type == "cuda"
+    return is_gpu(device)
 
 
 class Uploaded:
@@ -39,7 +39,7 @@ class Uploaded:
         for at, count in blocks:
             self.parts.append((at, 4 * count, total))
             total += -(-count // ALIGNED) * 4 * ALIGNED
-        self.memory = self._sent(total, device) if device.type == "cuda" else self._copied(total, device)
+        self.memory = self._sent(total, device) if is_gpu(device) else self._copied(total, device)
         start = self.memory.data_ptr()
         self.places = [start + into for _, _, into in self.parts]
         """Where each block begins, on the device."""
@@ -55,7 +55,7 @@ class Uploaded:
 
     def _copied(self, total: int, device: torch.device) -> Tensor:
         """Through pinned memory that torch keeps."""
-        pinned = torch.empty(total // 4, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
+        pinned = torch.empty(total // 4, dtype=torch.int32, device="cpu", pin_memory=is_gpu(device))
         for at, count, into in self.parts:
             ctypes.memmove(pinned.data_ptr() + into, at, count)
         return pinned.to(device, non_blocking=True)

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph.placed import type_of
+
 
 @functools.cache
 def has_triton() -> bool:
@@ -32,12 +34,17 @@ def interpreted() -> bool:
 
 def usable(device: torch.device) -> bool:
     """Whether generated kernels can run on a device."""
-    return has_triton() and (device.type == "cuda" or (device.type == "cpu" and interpreted()))
+    return has_triton() and (is_gpu(device) or (device.type == "cpu" and interpreted()))
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether there is a driver that copies and launches."""
+    return type_of(device) == "cuda"
 
 
 def current_stream(device: torch.device) -> int:
     """The handle of a device's current stream; 0 without one."""
-    return torch._C._cuda_getCurrentRawStream(device.index or 0) if device.type == "cuda" else 0
+    return torch._C._cuda_getCurrentRawStream(device.index or 0) if is_gpu(device) else 0
 
 
 Fresh = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
@@ -46,7 +53,7 @@ _fast: Fresh | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", No
 
 def allocator(device: torch.device) -> Fresh:
     """Makes tensors with unknown contents from sizes, strides and dtype; on the current GPU by a short way."""
-    if _fast is not None and device.type == "cuda" and device.index == torch._C._cuda_getDevice():
+    if _fast is not None and is_gpu(device) and device.index == torch._C._cuda_getDevice():
         return _fast
     return lambda sizes, strides, dtype: torch.empty(sizes, dtype=dtype, device=device)
 

@@ -15,7 +15,7 @@ from weft.cc import build, compiler
 from weft.plan.library import address
 from weft.run.gpu.counts import counter
 from weft.run.gpu.driver import bind_thread
-from weft.run.gpu.launch import Kernel
+from weft.run.gpu.launch import Kernel, is_gpu
 from weft.run.gpu.onecall.kept import Kept
 from weft.run.gpu.onecall.library import functions
 from weft.run.gpu.onecall.note import LISTS, Given, Noted, kind_of_fact, note
@@ -67,7 +67,7 @@ MOST_VERSIONS = 4
 
 def can_lower(device: torch.device) -> bool:
     """Whether there is a driver that launches kernels."""
-    return device.type == "cuda"
+    return is_gpu(device)
 
 
 @dataclass(eq=False)
