@@ -37,7 +37,7 @@ class GraphCore(Keepable):
     def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None, together: KeptGraphs | merging.Together) -> None:
         self._parts, self.device, self.cache, self.together = parts, device, {}, together
         self.num_vertices = together.vertices
-        self.__dict__["key"] = together.digest
+        self.key = together.digest
         if together.vertices >= LARGEST:
             check_size(together.vertices, 0)
         alike = together.types != merging.MIXED and parts

@@ -270,9 +270,9 @@ class Guards:
         each = {id(sized): (sized, size) for sized, size in sizes}.values()
         self.sized, self.sizes = [sized for sized, _ in each], [size for _, size in each]
         self.containers = [container for container, _ in by_dict.values()]
-        # At least two keys, so that the answer is always a tuple.
-        self.getters: list[Callable[[Any], Any]] = [itemgetter(*keys, next(iter(keys))) for _, keys in by_dict.values()]
-        self.expected = [value for _, keys in by_dict.values() for value in (*keys.values(), next(iter(keys.values())))]
+        asked = [(*keys, *keys)[: max(len(keys), 2)] for _, keys in by_dict.values()]  # for two, the answer is a tuple
+        self.getters: list[Callable[[Any], Any]] = [itemgetter(*keys) for keys in asked]
+        self.expected = [keys[key] for (_, keys), mine in zip(by_dict.values(), asked, strict=True) for key in mine]
         self.expected += [value for _, value in cells.values()]
 
     def _now(self) -> Iterator[Any]:
@@ -288,7 +288,7 @@ class Guards:
             return False
         if self.ties and not all(fetch(one) is fetch(other) for one, other in self.ties):
             return False
-        return all(_same(fetch(place), expected) for place, expected in self.others)
+        return not self.others or all(_same(fetch(place), expected) for place, expected in self.others)
 
 
 def _same(first: Any, second: Any) -> bool:

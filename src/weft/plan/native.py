@@ -146,12 +146,6 @@ def step_table_natively(plan: Plan, number: int) -> Ints | None:
     return None if made is None or not made.groups[number].cyclic else made.view(made.layout.step_table(number))
 
 
-def largest_step_natively(plan: Plan, number: int) -> int | None:
-    """The rows of a group's largest step; None for plans that were not made in C."""
-    made = native(plan)
-    return None if made is None else made.numbers[made.layout.largest_steps[number]]
-
-
 def owners_natively(plan: Plan, number: int) -> Ints | None:
     """The row that each edge of read `number` belongs to; None for plans that were not made in C."""
     made = native(plan)

@@ -62,7 +62,7 @@ def from_graphs(program: GraphProgram, policy: str, max_rows: int | None, with_r
     """The plan of graphs that are kept; None where it is better made from their program."""
     started = time.perf_counter()
     plan = plan_graphs(program, policy, max_rows, started, with_returns) if policy in ("auto", "condense") else None
-    return None if plan is None else _verified(plan)
+    return _verified(plan) if VERIFIES and plan is not None else plan
 
 
 def _verified(plan: Plan) -> Plan:
@@ -122,10 +122,11 @@ class PlanCache:
     def add(self, key: Hashable, found: object) -> object:
         """Keep a plan, or let it stay: it is the one that was used last."""
         with _lock:
-            if key not in self._plans:
+            if key in self._plans:
+                self._plans.move_to_end(key)
+            else:
                 self._plans[key] = found
                 self._held += _size(found)
-            self._plans.move_to_end(key)
             while len(self._plans) > self.capacity or (self._held > self.nodes and len(self._plans) > 1):
                 self._held -= _size(self._plans.popitem(last=False)[1])
         return found

@@ -224,7 +224,7 @@ class NativePlan(Plan):
         return self.layout.known(self.program.types, lambda: super(NativePlan, self).shape)
 
 
-def native(plan: Plan) -> NativePlan | None:
+def native(plan: Plan | None) -> NativePlan | None:
     """The plan, if C has made it."""
     return plan if type(plan) is NativePlan and plan.layout is not None else None
 

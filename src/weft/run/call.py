@@ -85,6 +85,5 @@ class Call:
     def on(self, plan: Plan, feeds: dict[tuple[Any, ...], Tensor], captured: Sequence[Tensor]) -> Call:
         """The same call with another plan and other tensors, of which the same ones need gradients."""
         made = Call.__new__(Call)
-        made.__dict__.update(self.__dict__)
-        made.plan, made.feeds, made.captured = plan, feeds, captured
+        made.__dict__ = {**self.__dict__, "plan": plan, "feeds": feeds, "captured": captured}
         return made

@@ -16,7 +16,7 @@ from weft.plan.library import address
 from weft.plan.native import device_parts, find_returns, owners_natively
 from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
-from weft.plan.shape import BACK_HEADER, native
+from weft.plan.shape import BACK_HEADER, NativePlan, native
 from weft.run.columns import Cut, Cuts, Numbers
 from weft.run.told import Told, texts_of
 from weft.run.upload import Uploaded, as_tensor
@@ -132,6 +132,9 @@ class Indices:
         self.there: list[Uploaded] = []
         """What `bring` has copied to the device."""
         self._places: list[int] = []
+        self.told: tuple[list[int], list[int], int, int, int, int, int] | tuple[()] = ()
+        """What texts read: the numbers of a plan and of its returns, where these lie, their addresses on the device, and the
+        plan's own; nothing before a plan that was made in C is brought."""
         self._brought: list[Ints] = []
         """Arrays that are no part of the plan: they are found by their addresses, which must stay their own."""
 
@@ -155,22 +158,19 @@ class Indices:
 
         `more` gives arrays that are needed, too, where a plan does not hold all of them in one piece.
         """
-        parts = device_parts(self.plan, training)
+        plan = self.plan
+        parts = device_parts(plan, training)
         if not parts and not self.there:
             self._brought = [*more(), *self._arrays(training)]
             self.there = [Uploaded([(address(array), array.size) for array in self._brought], self.device)]
         if len(parts) > len(self._places):
-            self.there.append(Uploaded(parts[len(self._places) :], self.device))
-            self._places += self.there[-1].places
-
-    @property
-    def told(self) -> tuple[list[int], list[int], int, int, int, int, int]:
-        """What texts read: the numbers of a plan and of its returns, where these lie, their addresses on the device, and the
-        plan's own."""
-        plan = native(self.plan)
-        assert plan is not None
-        places, tables = self._places, (plan.numbers_at, plan.back_place + 4 * BACK_HEADER)
-        return plan.numbers, plan.back_numbers, *tables, places[0], places[1] if len(places) > 1 else 0, plan.place
+            there, places = Uploaded(parts[len(self._places) :], self.device), self._places
+            self.there.append(there)
+            places += there.places
+            assert isinstance(plan, NativePlan)
+            tables = plan.numbers_at, plan.back_place + 4 * BACK_HEADER
+            addresses = places[0], places[1] if len(places) > 1 else 0, plan.place
+            self.told = plan.numbers, plan.back_numbers, *tables, *addresses
 
     def texts(self, keys: Iterable[Hashable]) -> dict[Hashable, Told]:
         """Facts that `told` is enough for, by their keys; plans of one recipe have the same."""
@@ -183,7 +183,7 @@ class Indices:
 
     def traits(self, back: bool) -> Hashable | None:
         """Those of a plan that was made in C, `back`: with what comes back to whom; None where that is not known."""
-        plan = native(self.plan)
+        plan = native(self._plan())
         if plan is None:
             return None
         if back and plan.traits_with_back is None:

@@ -6,10 +6,10 @@ import ctypes
 import functools
 import subprocess
 import threading
-from array import array
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import torch
@@ -56,11 +56,16 @@ class Ring:
 
     def send(self, parts: Sequence[Part], into: int, count: int, stream: int) -> None:
         """Copy parts to a place on the device, as one copy of `count` bytes on a stream. The host does not wait for it."""
-        told = array("q", chain.from_iterable(parts))
+        told = _packing(len(parts))(*chain.from_iterable(parts))
         with self.lock:
-            failed = self._send(self._told, into, count, stream, len(parts), told.buffer_info()[0])
+            failed = self._send(self._told, into, count, stream, len(parts), told)
         if failed:
             _check(failed)
+
+
+@functools.cache
+def _packing(parts: int) -> Any:
+    return Struct(f"{3 * parts}q").pack
 
 
 @functools.cache
@@ -72,7 +77,7 @@ def _sender() -> Any:
         send = build(path, Path(__file__).with_name("pinned.c").read_text(encoding="utf-8"), "-O1").weft_send
     except (OSError, subprocess.SubprocessError):
         raise LookupError("a compiler that cannot") from None
-    send.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_long, ctypes.c_int64]
+    send.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_long, ctypes.c_char_p]
     return send
 
 

@@ -16,8 +16,9 @@ from typing import cast
 import numpy as np
 
 from weft.graph.program import Ints
-from weft.plan.native import largest_step_natively, step_table_natively
+from weft.plan.native import step_table_natively
 from weft.plan.plan import Plan
+from weft.plan.shape import native
 
 FIXED = 5
 
@@ -100,5 +101,5 @@ def step_sizes(plan: Plan, number: int) -> list[int]:
 
 def largest_step(plan: Plan, number: int) -> int:
     """The rows of a group's largest step."""
-    found = largest_step_natively(plan, number)
-    return max(step_sizes(plan, number), default=0) if found is None else found
+    made = native(plan)
+    return max(step_sizes(plan, number), default=0) if made is None else made.numbers[made.layout.largest_steps[number]]
