@@ -24,6 +24,7 @@ from weft.plan.graphs import GraphProgram, Kept, KeptGraphs, collect, plan_graph
 from weft.plan.library import address, library
 from weft.plan.plan import Plan
 from weft.plan.returns import returns
+from weft.plan.shape import PLAN_END, NativePlan
 from weft.run.gpu.table import step_table
 from weft.run.indices import owners
 
@@ -88,6 +89,49 @@ def test_batches_are_planned_alike(block: int, monkeypatch: pytest.MonkeyPatch) 
             found = differences(fast, slow, "plan") + differences(returns(fast), returns(slow), "returns")
             assert not found, (seed, found[:3])
     assert from_graphs > 300  # others have cycles of several types
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("with_returns", [False, True])
+def test_a_plan_is_the_same_in_whatever_memory_it_is_made(
+    missing: int, with_returns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in memory that just suffices for it, or for it and its returns, and in memory that almost does."""
+    whole, at_once = np.empty(1 << 16, np.int32), 0
+    for graph, table, kinds, max_rows in random_batches(7):
+        program = tree_program(graph, kinds, Seen(graph, table), False)
+        assert isinstance(program, GraphProgram)
+        known = plan_graphs(program, "auto", max_rows, 0.0)
+        if known is None:
+            continue
+        assert isinstance(known, NativePlan)
+        end, slow = known.buffer.item(PLAN_END), in_numpy(program, max_rows, monkeypatch)
+        for room in {end - missing, end + known.back_room - missing}:
+            whole.fill(-7)
+            with monkeypatch.context() as given:
+                given.setattr(native.Described, "memory", lambda self, size, room=room: whole[:room])
+                fast = plan_graphs(program, "auto", max_rows, 0.0, with_returns)
+            assert isinstance(fast, NativePlan)
+            assert (whole[room:] == -7).all()
+            assert (fast.back is not None) == (with_returns and room >= end + known.back_room > end)
+            at_once += fast.back is not None
+            found = differences(fast, slow, "plan") + differences(returns(fast), returns(slow), "returns")
+            assert not found, (room, found[:3])
+    assert (at_once > 10) == (with_returns and not missing)
+
+
+def test_room_for_a_plan_is_that_of_the_last_one() -> None:
+    kinds = (NodeType("node", PORTS[1]), NodeType("leaf"))
+    plans = []
+    for leaves in (8, 9, 10, 10):
+        graph = weft.Graph.batch([weft.Graph.full_binary_tree(leaves)] * 20)
+        program = tree_program(graph, kinds, Seen(graph, ONE_TYPE), False)
+        assert isinstance(program, GraphProgram)
+        plans.append(plan_graphs(program, "auto", None, 0.0, True))
+    for plan in plans[1:]:
+        assert isinstance(plan, NativePlan)
+        assert plan.back is not None
+        assert len(plan.buffer) < 1.3 * (plan.buffer.item(PLAN_END) + plan.back_room)
 
 
 def test_types_that_are_on_a_cycle_only_together(monkeypatch: pytest.MonkeyPatch) -> None:
