@@ -54,6 +54,8 @@ def test_other_products_are_the_library_s(monkeypatch: pytest.MonkeyPatch) -> No
     with fast_products():
         for one, other in ((a.t().contiguous().t(), weight.t()), (a, weight.t().contiguous()), (a[:, :3], weight.t()[:3])):
             torch.testing.assert_close(products.product(one, other), one @ other)
+        out = torch.empty(5, 9).t()
+        torch.testing.assert_close(products.product(a, weight.t(), out), a @ weight.T)
         monkeypatch.setattr(products, "MOST", 9 * 5 * 8)
         torch.testing.assert_close(products.product(a, weight.t()), a @ weight.T)
 

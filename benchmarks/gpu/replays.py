@@ -50,7 +50,7 @@ def cases(folder: str | None, counts: Sequence[int], d: int = 256) -> dict[str, 
             raise SystemExit(f"{name}: replays give other gradients; nothing is reported")
         figures = {f"{kind} wall": round(time, 1) for kind, time in timing.walls(steps, batches).items()}
         for kind, step in steps.items():
-            figures[f"{kind} host"] = round(timing.host(step, batches), 1)
+            figures[f"{kind} host"] = round(timing.host(step, batches)[0], 1)
             figures[f"{kind} device"] = round(timing.device(step, batches)[0], 1)
         found[name] = figures
     return found

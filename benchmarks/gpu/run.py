@@ -2,7 +2,8 @@
 
 Times are microseconds of one training step: cached graphs are merged, planned anew (where batches differ in structure), copied
 to the device, and run forward and backward. `wall` is the time of steps that follow each other on changing batches, `host` what
-the host is busy with, `device` the time of all kernels. Steps run on the core that is fastest at that moment. TF32 products.
+the host is busy with (the median of rounds, the quietest round, and parts of it), `device` the time of all kernels. Steps run
+on the core that is fastest at that moment. TF32 products.
 Before Tree-LSTMs are timed, their results are compared with float64 on a CPU.
 """
 
@@ -34,10 +35,16 @@ CHECKED = 2e-3
 def measured(
     steps: dict[str, Callable[[Any], None]], batches: Sequence[Any], parameters: Sequence[torch.Tensor] = ()
 ) -> dict[str, float]:
-    """All figures of one case. The first step is weft's."""
+    """All figures of one case, of the host more where parameters are given. The first step is weft's."""
     found = {f"{name} wall": round(time, 1) for name, time in timing.walls(steps, batches).items()}
     (ours, step), *rest = steps.items()
-    found[f"{ours} host"] = round(timing.host(step, batches, parameters), 1)
+    if parameters:
+        every, quietest = timing.host(step, batches, parameters, rounds=15)
+        found |= {f"{ours} host": round(every, 1), f"{ours} host, quietest": round(quietest, 1)}
+        parts = timing.host_parts(step, batches)
+        found |= {f"{ours} host, {part}": round(time, 1) for part, time in parts.items()}
+    else:
+        found[f"{ours} host"] = round(timing.host(step, batches)[0], 1)
     kernels, count, kinds = timing.device(step, batches)
     found |= {f"{ours} device": round(kernels, 1), f"{ours} kernels": count}
     found[f"{ours} sweeps"] = round(kinds.get("sweep", 0.0), 1)

@@ -6,12 +6,18 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+import weft
+from weft.api.repeat import Repeat
+from weft.run.gpu.execution import GpuExecution
+from weft.run.upload import Uploaded
 
 T = TypeVar("T")
 
@@ -68,21 +74,68 @@ def _walls(steps: Mapping[str, Callable[[T], None]], batches: Sequence[T], round
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def host(step: Callable[[T], None], batches: Sequence[T], parameters: Sequence[torch.Tensor] = ()) -> float:
-    """Microseconds that the host is busy with one step, the device being idle when it starts. Gradients of parameters, which
-    optimisers let go of, are gone by then. In every round on the core that is fastest by then: neighbours come and go."""
+def host(
+    step: Callable[[T], None], batches: Sequence[T], parameters: Sequence[torch.Tensor] = (), rounds: int = 3
+) -> tuple[float, float]:
+    """Microseconds that the host is busy with one step, the device being idle when it starts: the median of all rounds, and
+    that of the quietest. Gradients of parameters, which optimisers let go of, are gone by then. Every round is on the core
+    that is fastest by then: where machines are shared, neighbours come and go."""
     found = []
-    for _ in range(9):
+    for _ in range(rounds):
         with one_thread_on_a_quiet_core():
             step(batches[-1])
-            for batch in batches:
-                for parameter in parameters:
-                    parameter.grad = None
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                step(batch)
-                found.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(found)
+            found.append([_busy(step, batch, parameters) for batch in batches])
+    return statistics.median([time for times in found for time in times]), min(map(statistics.median, found))
+
+
+def _busy(step: Callable[[T], None], batch: T, parameters: Sequence[torch.Tensor]) -> float:
+    for parameter in parameters:
+        parameter.grad = None
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step(batch)
+    return (time.perf_counter() - start) * 1e6
+
+
+PARTS: dict[str, Sequence[tuple[type, str]]] = {
+    "planning": [(weft.Graph, "batch"), (Repeat, "_plan")],
+    "copy": [(Uploaded, "__init__")],
+    "launches": [(GpuExecution, "_whole")],
+}
+"""Of the host's time, by the functions in which it is spent; launches with memory for their results."""
+
+
+def host_parts(step: Callable[[T], None], batches: Sequence[T], rounds: int = 3) -> dict[str, float]:
+    """Microseconds of each part in one step. The rest are torch's module call, its autograd, and what finds out that a call is
+    one that came before."""
+    spent = dict.fromkeys(PARTS, 0.0)
+    found: dict[str, list[float]] = {name: [] for name in PARTS}
+    with ExitStack() as patches:
+        for name, functions in PARTS.items():
+            for owner, attribute in functions:
+                patches.enter_context(mock.patch.object(owner, attribute, _timed(owner, attribute, spent, name)))
+        for _ in range(rounds):
+            with one_thread_on_a_quiet_core():
+                for batch in [batches[-1], *batches]:
+                    torch.cuda.synchronize()
+                    spent.update(dict.fromkeys(PARTS, 0.0))
+                    step(batch)
+                    for name, seconds in spent.items():
+                        found[name].append(seconds * 1e6)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _timed(owner: type, attribute: str, spent: dict[str, float], name: str) -> Any:
+    """A function of a class that adds its time to what is spent."""
+    function = getattr(owner, attribute)
+
+    def timed(*given: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*given, **named)
+        spent[name] += time.perf_counter() - start
+        return result
+
+    return timed
 
 
 def device(step: Callable[[T], None], batches: Sequence[T]) -> tuple[float, int, dict[str, float]]:

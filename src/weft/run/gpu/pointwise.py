@@ -1,4 +1,4 @@
-"""Pointwise operations of a piece as fused kernels; products and gathers stay with the library.
+"""Pointwise operations of a piece as fused kernels; products are `products.product`, gathers stay with the library.
 
     phase 0    pointwise operations on what the piece is given          one kernel
     phase 1    a product of these; pointwise operations on the result   one kernel

@@ -130,6 +130,7 @@ def product(rows: Tensor, turned: Tensor, out: Tensor | None = None) -> Tensor:
     weight = turned.t()
     (columns, inner), alike = weight.shape, rows.dtype is turned.dtype and rows.device == turned.device
     fits = alike and usable(rows.device) and rows.is_contiguous() and weight.is_contiguous()
+    fits = fits and (out is None or (out.is_contiguous() and out.dtype is rows.dtype))
     if not fits or not multiplies(rows.dtype, inner, columns) or not 0 < rows.shape[0] < most_rows(inner, columns):
         return torch.mm(rows, turned) if out is None else torch.mm(rows, turned, out=out)
     if out is None:

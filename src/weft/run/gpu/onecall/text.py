@@ -56,10 +56,8 @@ class Text:
     source: str = ""
     variables: list[str] = field(default_factory=list)
     """What the C functions are given after the first few numbers, in this order."""
-    kernels: list[tuple[Kernel | tuple[Walk, str], tuple[object, ...], Sequence[torch.dtype | None], bool]] = field(
-        default_factory=list
-    )
-    """Kernels of the table: which one, its constants, the kinds of its arguments, whether all pointers are aligned."""
+    kernels: list[Entry] = field(default_factory=list)
+    """Kernels of the table."""
     late: dict[int, str] = field(default_factory=dict)
     """Those of them that are compiled when they are first wanted, and when that is."""
 
