@@ -97,12 +97,10 @@ CASES: dict[str, tuple[Callable[[], Any], list[weft.Graph]]] = {
 }
 
 
-def compare(
-    model: Any, graphs: list[weft.Graph], device: torch.device, monkeypatch: pytest.MonkeyPatch, width: int = 3
-) -> None:
-    """Outputs and gradients by one call beside those by recipes in Python; `width`: of inputs."""
+def compare(model: Any, graphs: list[weft.Graph], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients by one call beside those by recipes in Python."""
     for graph in graphs:
-        x = torch.randn(graph.num_vertices, width, device=device)
+        x = torch.randn(graph.num_vertices, 3, device=device)
         found = results(model, graph, x, "triton")
         with monkeypatch.context() as recipes:
             recipes.setattr(GpuExecution, "_whole", lambda *given: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +113,39 @@ def test_memory_between_multiples_of_16_bytes_goes_by_the_recipe(driver: Driver,
     assert odd.data_ptr() % 16
     assert torch.allclose(model(graph, odd, backend="triton"), expected, rtol=1e-5, atol=1e-6)
     assert ways == [True, False]
+
+
+class Added(weft.VertexFunction):
+    """A cell without a product."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": 4})
+
+    def forward(self, v: weft.Vertex) -> None:
+        h = torch.tanh(v.pull() + v.gather().sum("h"))
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_without_products_a_thread_is_known_to_the_driver_all_the_same(
+    driver: Driver, ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks for the library's handle then."""
+    monkeypatch.setattr("weft.run.gpu.onecall.lowered.blas_handle", lambda: pytest.fail("asked for"))
+    torch.manual_seed(0)
+    model, graph, found = Added(), trees(4, 5), list[torch.Tensor]()
+    x = torch.randn(graph.num_vertices, 4)
+
+    def infer() -> None:
+        with torch.no_grad():
+            found.append(model(graph, x, backend="triton"))
+
+    for _ in range(2):
+        infer()
+    thread = Thread(target=infer)
+    thread.start()
+    thread.join()
+    assert ways == [True, True] and torch.equal(found[2], found[1]) and not driver.products
 
 
 class Sorted(weft.VertexFunction):

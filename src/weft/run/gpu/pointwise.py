@@ -1,4 +1,4 @@
-"""Pointwise operations of a piece as fused kernels; products are `products.product`, gathers stay with the library.
+"""Pointwise operations of a piece as fused kernels; products and gathers stay with the library.
 
     phase 0    pointwise operations on what the piece is given          one kernel
     phase 1    a product of these; pointwise operations on the result   one kernel
@@ -21,12 +21,11 @@ from weft.run.gpu.formulas import PRELUDE, has_formula
 from weft.run.gpu.job import Job
 from weft.run.gpu.launch import Kernel, Quick, allocator, fresh_text
 from weft.run.gpu.memory import Memory
-from weft.run.gpu.products import product
 from weft.run.gpu.totals import adds_up_rows, column_sums
 from weft.run.gpu.units import NotExpressible, Units
 from weft.run.gpu.variables import Tile
 from weft.run.rowview import cuts_rows, place_of, reads_in_place, row_width
-from weft.run.split import PER_STEP, Piece
+from weft.run.split import Piece
 from weft.run.views import bases
 
 aten = torch.ops.aten
@@ -70,17 +69,7 @@ class _TritonEmitter(Emitter):
         if adds_up_rows(value):
             self.space["column_sums"] = column_sums
             return f"column_sums({self.name(value.args[0])})"
-        return super()._call(value) if not self._is_ours(value) else f"product({self._arguments(value)})"
-
-    def _call_into(self, value: Value, place: str) -> str | None:
-        return super()._call_into(value, place) if not self._is_ours(value) else f"product({self._arguments(value)}, {place})"
-
-    def _is_ours(self, value: Value) -> bool:
-        """Whether a product is one over all rows, of which there are kernels."""
-        if value.target is not aten.mm.default or self.piece.stage in PER_STEP:
-            return False
-        self.space["product"] = product
-        return True
+        return super()._call(value)
 
     def _new(self, value: Value) -> str:
         takes, into = self.parameters

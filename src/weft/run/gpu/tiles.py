@@ -44,29 +44,20 @@ def tile_for(dtypes: set[torch.dtype], width: str) -> Tile:
 def stages(tile: Tile, units: int, device: torch.device) -> int:
     """How many parts of the inner dimension of a product with some units are on their way at a time: as memory allows."""
     one = 4 * tile.inner * tile.ways * (tile.rows + units * tile.columns)
-    return max(2, min(tile.stages, shared_bytes(device) // one))
+    return max(2, min(tile.stages, _about(device)[1] // one))
 
 
 def rows_at_once(tile: Tile, columns: int, device: torch.device) -> int:
     """Rows of a step of which each processor does one tile; `columns` are the tiles that lie side by side."""
-    return max(processors(device) // columns, 1) * tile.rows
+    return max(_about(device)[0] // columns, 1) * tile.rows
 
 
 def programs(device: torch.device, columns: int) -> int:
     """As many programs as run at once, and a multiple of the columns' tiles so that each keeps its columns."""
     if interpreted():
         return 1
-    most = processors(device)
+    most = _about(device)[0]
     return most // columns * columns if columns <= most else most
-
-
-def processors(device: torch.device) -> int:
-    return _about(device)[0]
-
-
-def shared_bytes(device: torch.device) -> int:
-    """That a program may share between its warps."""
-    return _about(device)[1]
 
 
 def _about(device: torch.device) -> tuple[int, int]:

@@ -125,7 +125,7 @@ class Lowered:
         self._call.restype, self._call.argtypes = ctypes.c_int64, [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
         self.table = (ctypes.c_int64 * (FIRST_KERNEL + OF_KERNEL * len(self.text.kernels)))(*known)
         for number, (kernel, *_) in enumerate(self.text.kernels):
-            if isinstance(kernel, Kernel) and number not in self.text.late:
+            if isinstance(kernel, Kernel):
                 self._compile(number)
         self.source = wrapper_text(noted, self.text.variables, self.told)
         if noted.kept_as_one:

@@ -13,7 +13,6 @@ from torch import Tensor
 from weft.run.gpu.onecall.blocks import Block, Storage, same
 from weft.run.gpu.onecall.joining import in_fewer_launches
 from weft.run.gpu.onecall.kept import Kept
-from weft.run.gpu.onecall.multiplying import with_our_products
 from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Operation, storages_of
 from weft.run.gpu.onecall.record import PerStep, Recorder, Steps, Stretches
@@ -99,7 +98,7 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
         brought.setdefault(storage, block.shape if _whole(block) else storage.sizes)
     kinds = {f"f{at}": _kind(one) for at, one in enumerate(numbers)}
     spent = _spent(before, saved)
-    operations = with_our_products(added_up(recorder.operations, [*brought]), [*brought])
+    operations = added_up(recorder.operations, [*brought])
     memory = _memory(operations, recorder, before, spent, [*brought])
     operations = in_fewer_launches(in_thrifty_order(operations, memory), memory)
     return Noted(recorder, operations, results, brought, kinds, spent, len(saved), isinstance(given.saved, Kept))

@@ -111,8 +111,3 @@ class Number:
 
 
 Size = int | Number
-
-
-def at_least(number: Size, limit: int) -> Size:
-    """1 where a number reaches a limit, else 0."""
-    return number._made(f"({number} >= {limit})") if isinstance(number, Number) else int(number >= limit)

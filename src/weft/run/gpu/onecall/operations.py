@@ -15,7 +15,7 @@ from weft.run.gpu.table import Limits
 
 @dataclass(eq=False)
 class Launch:
-    """A kernel: `arguments` are numbers and blocks; where `only` is given, it is launched if that number is not zero."""
+    """A kernel: `arguments` are numbers and blocks; where `only` is given, it is launched if that number is negative."""
 
     kernel: Kernel
     programs: Size
@@ -26,17 +26,12 @@ class Launch:
 
 @dataclass(eq=False)
 class Product:
-    """out = one @ other; or, where it `adds`, out += one @ other; where `only` is given, if that number is not zero.
-
-    Of `ours` there are kernels, too: `run/gpu/products.py`.
-    """
+    """out = one @ other; or, where it `adds`, out += one @ other."""
 
     one: Block
     other: Block
     out: Block
     adds: bool = False
-    ours: bool = False
-    only: Size | None = None
 
 
 @dataclass(eq=False)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from weft.graph.segments import bag_sum, segment_sum
-from weft.run.gpu import bags, counts, products, rowcopy, totals
+from weft.run.gpu import bags, counts, rowcopy, totals
 from weft.run.gpu.launch import Quick, allocator, fresh_behind
 from weft.run.gpu.onecall.blocks import COUNTER, Block, Either, Pointer, Storage, strides_of
-from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size, at_least
+from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns
 from weft.run.gpu.sweep import Walk
 from weft.run.gpu.table import Limits
@@ -76,21 +76,13 @@ class Recorder:
             block.contiguous()
         self.say(Launch(quick.kernel, programs, [*numbers, *blocks], quick.constants, only))
 
-    def product(self, one: Block, other: Block, out: Block | None = None, ours: bool = False) -> Block:
+    def product(self, one: Block, other: Block, out: Block | None = None) -> Block:
         if one.dim() != 2 or other.dim() != 2 or one.dtype is not other.dtype:
             raise NotLowered("a product of other than two matrices")
         if out is None:
             out = self.fresh((one.shape[0], other.shape[1]), (), one.dtype)
-        self.say(Product(one, other, out.contiguous(), ours=ours))
+        self.say(Product(one, other, out.contiguous()))
         return out
-
-    def our_product(self, rows: Block, turned: Block, out: Block | None = None) -> Block:
-        """As `products.product`."""
-        inner, columns = turned.shape
-        if not isinstance(inner, int) or not isinstance(columns, int):
-            return self.product(rows, turned, out)
-        lie_well = rows.contiguous_ and turned.t().contiguous_
-        return self.product(rows, turned, out, lie_well and products.multiplies(rows.dtype, inner, columns))
 
     def take(self, a: Block, p: Block, b: Block | None = None, q: Block | None = None, out: Block | None = None) -> Block:
         """As `take_rows`."""
@@ -123,7 +115,7 @@ class Recorder:
         many = (hi - lo) * slots
         there = arena.narrow(0, start, many)
         copied = self.fresh((many, *arena.shape[1:]), (), arena.dtype)
-        self._take(arena, index.narrow(0, lo * slots, many), None, None, copied, only=1 - at_least(start, 0))
+        self._take(arena, index.narrow(0, lo * slots, many), None, None, copied, only=start)
         return Block(self, Either("", arena.dtype, number=start, one=there, other=copied), there.shape, there.strides)
 
     def add(self, one: Block, other: Block) -> Block:
@@ -211,7 +203,6 @@ class Recorder:
         known |= {
             fresh_behind: self.fresh_behind,
             totals.column_sums: self.sums,
-            products.product: self.our_product,
             bag_sum: self.bags,
             segment_sum: self.segments,
         }

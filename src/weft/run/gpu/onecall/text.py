@@ -58,8 +58,6 @@ class Text:
     """What the C functions are given after the first few numbers, in this order."""
     kernels: list[Entry] = field(default_factory=list)
     """Kernels of the table."""
-    late: dict[int, str] = field(default_factory=dict)
-    """Those of them that are compiled when they are first wanted, and when that is."""
 
 
 class Writer:
@@ -198,10 +196,8 @@ int64_t weft_call(const int64_t *a, char *room, void *blas) {{
         return "\n".join(lines)
 
     def _missing(self) -> str:
-        """Kernels for steps of some width, or for some numbers of rows, are compiled when such steps or rows first come."""
+        """Kernels for steps of some width are compiled when such steps first come."""
         lines = []
-        for number, only in self.text.late.items():
-            lines.append(f"    if ({only} && !h[{FIRST_KERNEL + OF_KERNEL * number}]) return -2 - {number};")
         for operation in self.operations:
             if isinstance(operation, Turns):
                 first = self._sweep(operation)
@@ -216,7 +212,7 @@ int64_t weft_call(const int64_t *a, char *room, void *blas) {{
         found = ["0"]
         for operation in self.operations:
             if isinstance(operation, Product):
-                found.append("1" if operation.only is None else f"{operation.only}")
+                found.append("1")
             elif isinstance(operation, Turns) and any(isinstance(one, Product) for one in operation.apart):
                 found.append(f"widest({self._steps(operation)})")
         return " || ".join(dict.fromkeys(found))
@@ -272,9 +268,7 @@ int64_t weft_call(const int64_t *a, char *room, void *blas) {{
 
     def _launch(self, launch: Launch, indent: str) -> None:
         number = self._kernel(launch.kernel, launch.constants, launch.arguments)
-        if launch in self.operations and launch.only is not None:
-            self.text.late[number] = str(launch.only)
-        self.lines.append(f"{indent}{_if(launch.only)}{{")
+        self.lines.append(f"{indent}{'' if launch.only is None else f'if ({launch.only} < 0) '}{{")
         self._arguments(launch.arguments, indent + "    ")
         self.lines.append(f"{indent}    failed |= launch(h, {number}, {launch.programs}, stream, v);")
         self.lines.append(f"{indent}}}")
@@ -285,7 +279,7 @@ int64_t weft_call(const int64_t *a, char *room, void *blas) {{
         (how_one, apart_one), (how_other, apart_other) = _layout(one), _layout(other)
         a, b, c = self._address(other), self._address(one), self._address(out)
         shape = f"{how_other}, {how_one}, {columns}, {rows}, {inner}"
-        self.lines.append(f"{indent}{_if(product.only)}{{ const float one = 1, before = {int(product.adds)};")
+        self.lines.append(f"{indent}{{ const float one = 1, before = {int(product.adds)};")
         if out.dtype is torch.float32:
             call = f"((single_product)h[2])(blas, {shape}, &one, {a}, {apart_other}, {b}, {apart_one}, &before, {c}, {columns})"
         elif out.dtype in (torch.float16, torch.bfloat16):
@@ -341,10 +335,6 @@ int64_t weft_call(const int64_t *a, char *room, void *blas) {{
                 self._operation(operation, deeper)
             self.lines.append(f"{indent}    }}")
         self.lines.append(f"{indent}}}")
-
-
-def _if(only: Size | None) -> str:
-    return "" if only is None else f"if ({only}) "
 
 
 def _layout(block: Block) -> tuple[int, Size]:
