@@ -37,7 +37,7 @@ class GraphCore(Keepable):
     def _set_batch(self, parts: tuple[Self, ...], device: torch.device | None, together: KeptGraphs | merging.Together) -> None:
         self._parts, self.device, self.cache, self.together = parts, device, {}, together
         self.num_vertices = together.vertices
-        self.__dict__["key"] = together.digest  # which is found otherwise where nobody knows it yet
+        self.__dict__["key"] = together.digest  # the place of a cached property: it is known already
         if together.vertices >= LARGEST:
             check_size(together.vertices, 0)
         alike = together.types != merging.MIXED and parts
