@@ -188,7 +188,8 @@ def engine_call(
                 table = table.rows
             feeds[i, "data", number] = as_tensor(table).to(device)
     results = [each for _, each in prepared.results]
-    call = Call(plan, cells, feeds, (), results, device, options.recompute, backend, captured=captured, feed=feed)
+    call = Call(plan, cells, feeds, (), results, device, options.recompute, backend, graph=options.graph)
+    call.captured, call.feed = captured, feed
     return call, [at for at, _ in prepared.results], cached
 
 

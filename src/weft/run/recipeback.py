@@ -20,7 +20,6 @@ from weft.run.indices import BackIndex, Indices
 from weft.run.recipe import NoRecipe, Recipe, Writer
 from weft.run.recipeforward import Saved
 from weft.run.recipetypes import TypeText
-from weft.run.somerows import SomeRows
 from weft.run.wanted import Wanted
 
 
@@ -121,14 +120,8 @@ class BackText:
                 self.given.setdefault((t, name), []).append(Taken(f"grads[{i}]", None if text.all_nodes() else text.nodes()))
 
     def _give_some(self, at: int, wanted: Wanted) -> None:
-        """Gradients of some rows of one type; the others' are zeros."""
-        types = wanted.types(self.plan)
-        if len(types) != 1:
-            raise NoRecipe("rows of nodes of several types")
-        t = types[0]
-        name, text = self.execution.call.cells[t].own_name(wanted.name), self.types[t]
-        rows = self.writer.let(f"{self.writer.bind(SomeRows)}(chosen[{at}], grads[{at}], {text.n}).dense()")
-        self.given.setdefault((t, name), []).append(Taken(rows))
+        """Gradients of some rows; the others' are zeros."""
+        raise NotImplementedError
 
     def _prepare(self, number: int, text: TypeText) -> None:
         cut = self.backward.cut[text.type][0]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.program import Ints
+from weft.graph.segments import bag_sum
 from weft.run.columns import Cuts
 
 
@@ -17,9 +18,10 @@ class SomeRows:
 
     def __init__(self, at: Ints, rows: Tensor, count: int) -> None:
         if len(at) > 1 and not bool((np.diff(at) > 0).all()):
-            at, place = np.unique(at, return_inverse=True)
-            index = torch.from_numpy(place.astype(np.int64)).to(rows.device)
-            rows = rows.new_zeros((len(at), *rows.shape[1:])).index_add_(0, index, rows)
+            order = np.argsort(at, kind="stable").astype(np.int32)
+            at, first = np.unique(at[order], return_index=True)
+            bounds = np.append(first, len(order)).astype(np.int32)
+            rows = bag_sum(rows.contiguous(), *(torch.from_numpy(one).to(rows.device) for one in (order, bounds)))
         self.at, self.rows, self.count = at, rows, count
 
     def dense(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class Wanted:
     def kind(self, plan: Plan) -> tuple[Hashable, ...]:
         """Equal for what recipes fetch alike, whichever nodes it is."""
         return self.name, self.nodes is None, *self.types(plan)
+
+    @cached_property
+    def key(self) -> bytes:
+        """Equal for equal nodes."""
+        return b"" if self.nodes is None else np.asarray(self.nodes, np.int64).tobytes()
 
     def rows(self, plan: Plan) -> Ints:
         """The row of each of the nodes within its type."""

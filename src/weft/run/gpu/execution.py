@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.graph.program import Ints
 from weft.run.backward import Backward
 from weft.run.execution import Execution
+from weft.run.gpu.chosen import chosen_rows
 from weft.run.gpu.firststep import as_kept_otherwise
 from weft.run.gpu.launch import Fresh, allocator, current_stream
 from weft.run.gpu.onecall.kept import Kept
@@ -110,15 +110,17 @@ class GpuExecution(Execution):
         device, before = self.call.device, None if saved is None else self.whole
         if not can_lower(device):
             return None
+        chosen = self.chosen()
         versions = Versions.of(recipe, device, before, isinstance(saved, Kept))
-        rest = tensors, saved, grads, owned and before is not None, current_stream(device), fresh or allocator(device)
+        whose = owned and before is not None
+        rest = tensors, chosen, saved, grads, whose, current_stream(device), fresh or allocator(device)
         for fast in versions.kept:
             found = fast.run(fast.facts(self.indices), *rest)
             if found is not None:
                 break
         else:
             rows = frozenset(range(self.kind.first_feed, len(tensors)))
-            given = Given(tensors, rows, saved, [None if grad is None else grad.contiguous() for grad in grads])
+            given = Given(tensors, rows, chosen, saved, [None if grad is None else grad.contiguous() for grad in grads])
             earlier = None if saved is None or self.recipe is None else (self.recipe, before)
             added = versions.add(recipe, earlier, self.indices, given)
             if added is None:
@@ -152,9 +154,11 @@ class GpuExecution(Execution):
             return
         known.append(written(GpuBackText(self, sweep, recipe, tensors, grads)))
 
-    def chosen(self) -> list[Ints | None]:
-        """For each wanted output the rows asked for, where these are not all."""
-        return [None if one.nodes is None else self.plan.row[one.nodes] for one in self.call.wanted]
+    def chosen(self) -> Sequence[Tensor]:
+        """What recipes know of the rows asked for, where these are not all."""
+        if self.call.wanted and self.call.wanted[0].nodes is None:  # what a call returns is of all nodes or of some
+            return ()
+        return chosen_rows(self.call, self.codes, self.indices)
 
     def _known(self, *key: Any) -> list[Recipe | None]:
         made, by = self.codes.recipes, (*key, _precision())

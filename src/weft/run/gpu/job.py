@@ -67,9 +67,9 @@ class Job(Variables):
         one = not self.units.count(value)
         for at, name in enumerate(found):
             self.names[Part(id(value), at, one)] = name
-        if id(value) in self.stored:
+        if id(value) in self.outputs:
             for at, name in enumerate(found):
-                self.put(self.memory[id(value)], at, one, name)
+                self.put(self.outputs[id(value)], at, one, name)
 
     def _pointwise(self, value: Value) -> list[str]:
         if value.dtype not in TYPES or pointwise(value, lambda _: "") is None:

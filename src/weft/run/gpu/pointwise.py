@@ -187,10 +187,10 @@ def fused(run: list[Value], inputs: list[Value], outputs: list[Value]) -> Quick:
         id(value): Memory(name, row_width(value) or 1, "r" if value.rows is not None else "")
         for name, value in zip(names, [*inputs, *outputs], strict=True)
     }
-    job = Job(units, tile, memory, frozenset(id(value) for value in outputs), overwrites=True)
+    job = Job(units, tile, memory, {id(value): memory[id(value)] for value in outputs}, overwrites=True)
     job.opening()
     for value in run:
-        if value.target not in JOINS or id(value) in job.stored:
+        if value.target not in JOINS or id(value) in job.outputs:
             job.compute(value)
     across = -(-units.width // columns)
     lines = [

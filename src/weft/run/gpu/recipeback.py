@@ -6,20 +6,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from weft.graph.ports import port_of
-from weft.graph.segments import count_to
+from weft.graph.segments import bag_sum, count_to
 from weft.graph.tape import Value
 from weft.plan.plan import Group
 from weft.run.emit import Code
 from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
 from weft.run.gpu.bind import Source
+from weft.run.gpu.chosen import numbers_of
 from weft.run.gpu.firstback import FirstBack
 from weft.run.gpu.launch import fresh_text
 from weft.run.gpu.launchtext import Apart, Argument, say_launches
 from weft.run.gpu.rowcopy import put_rows, take_rows
+from weft.run.indices import Indices
 from weft.run.recipe import NoRecipe
 from weft.run.recipeback import BackText, Room, Taken, Way, back_of, one_reader
 from weft.run.recipetypes import TypeText
+from weft.run.wanted import Wanted
 
 Parts = dict[tuple[int, str], tuple[Taken | None, list[Way]]]
 """Of the gradients of recurrent outputs, by type and name: what comes from outside, and from the group's own readers."""
@@ -57,6 +62,12 @@ class GpuBackText(BackText):
         for text in members:
             self._make_places(text, sweep)
         say_launches(self.writer, number, walk, members, self.argument(parts), self.apart(number, first, parts))
+
+    def _give_some(self, at: int, wanted: Wanted) -> None:
+        for t in wanted.types(self.plan):
+            which, bags = numbers_of(self.execution.call, wanted, t), self.writer.bind(bag_sum)
+            rows = self.writer.let(f"{bags}(grads[{at}].contiguous(), {which['results']}, {which['bounds']})")
+            self.given.setdefault((t, self.execution.call.cells[t].own_name(wanted.name)), []).append(Taken(rows))
 
     def parts(self, number: int, group: Group, members: Sequence[TypeText]) -> Parts:
         """Where the gradients of a group's recurrent outputs come from."""
@@ -105,10 +116,7 @@ class GpuBackText(BackText):
         outside, ways = gradient
         sources = [(way.room.rows, self.single(way)) for way in ways]
         if outside is not None:
-            every = (
-                self.writer.let(f"{self.writer.bind(count_to)}({text.n}, device)") if outside.index is None else outside.index
-            )
-            sources.insert(0, (outside.rows, every))
+            sources.insert(0, (outside.rows, outside.index or self._every_row(text)))
         take, out = self.writer.bind(take_rows), "" if kept is None else f", out={kept}.narrow(0, lo, hi - lo)"
         parts = [f"{rows}, {index}.narrow(0, lo, hi - lo)" for rows, index in sources]
         if not parts or len(parts) > 2:
@@ -134,7 +142,7 @@ class GpuBackText(BackText):
             return self.writer.let(f"{outside.rows}.contiguous()")
         if source.what == "outside_at":
             assert outside is not None
-            return outside.index or self.writer.let(f"{self.writer.bind(count_to)}({text.n}, device)")
+            return outside.index or self._every_row(text)
         way = ways[source.number]
         if source.what in ("returned", "total"):
             return way.room.rows if source.what == "returned" else way.room.count
@@ -142,6 +150,10 @@ class GpuBackText(BackText):
             return self.single(way)
         what = source.what.removeprefix("back_")
         return self.writer.fact((f"back {what}", way.key), lambda indices: getattr(back_of(indices, way.key), what))
+
+    def _every_row(self, text: TypeText) -> str:
+        """The index of all rows of a type, in order."""
+        return self.writer.fact(("every row", text.type), partial(_every_row, text.type))
 
     def _make_room(self, text: TypeText) -> None:
         """Memory for the gradient rows that a type gives back."""
@@ -184,3 +196,7 @@ class GpuBackText(BackText):
         if over is None or not over.readers <= codes["back"].fused:
             return None
         return self.writer.let(f"{fresh_text(text.sizes(value), value.dtype)} if keep else {text.store[over.kept]}")
+
+
+def _every_row(type: int, indices: Indices) -> Tensor:
+    return indices.once(("every row", type), lambda: count_to(len(indices.plan.rows[type]), indices.device))

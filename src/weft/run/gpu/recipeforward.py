@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.graph.tape import Name
+from weft.graph.tape import Name, Value
 from weft.plan.plan import Group
 from weft.run.emit import Code
 from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
+from weft.run.gpu.chosen import numbers_of
 from weft.run.gpu.firststep import FirstStep, first_step
 from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
 from weft.run.gpu.launch import fresh_behind
@@ -18,7 +19,6 @@ from weft.run.gpu.rowcopy import put_rows, take_rows
 from weft.run.recipe import NoRecipe, Recipe
 from weft.run.recipeforward import ForwardText, only_fed
 from weft.run.recipetypes import TypeText
-from weft.run.upload import as_tensor
 from weft.run.wanted import Wanted
 
 
@@ -107,22 +107,38 @@ class GpuForwardText(ForwardText):
                 text.in_class[value.name] = names[0]
 
     def of_some(self, wanted: Wanted) -> str:
-        """Some rows of one type; which ones, the call says."""
-        at = next(number for number, one in enumerate(self.execution.call.wanted) if one is wanted)
-        types = wanted.types(self.plan)
-        if len(types) != 1:
-            raise NoRecipe("rows of nodes of several types")
-        t, text, bound = types[0], self.types[types[0]], self.writer.bind(as_tensor)
-        name = self.execution.call.cells[t].own_name(wanted.name)
-        if name not in text.code.split.outputs:
+        """Some rows; which ones, the call says."""
+        call, types = self.execution.call, wanted.types(self.plan)
+        if not types:
+            raise NoRecipe("the rows of no nodes")
+        which = [numbers_of(call, wanted, t) for t in types]
+        parts = [self._some(t, call.cells[t].own_name(wanted.name), one["rows"]) for t, one in zip(types, which, strict=True)]
+        if len(parts) == 1:
+            return parts[0]
+        value = self.types[types[0]].code.split.outputs[call.cells[types[0]].own_name(wanted.name)]
+        count = self.writer.let(" + ".join(f"{one['places']}.shape[0]" for one in which))
+        return self._put(
+            [count, *_tail(value)], value, [f"{one['places']}, {part}" for one, part in zip(which, parts, strict=True)]
+        )
+
+    def _some(self, t: int, name: Any, rows: str) -> str:
+        """Some rows of one type."""
+        text = self.types[t]
+        if name not in text.code.split.outputs or text.code.split.outputs[name].row_dim != 0:
             raise NoRecipe("nodes without a result")
         if name in text.code.role.exchanged:
             output, key = name
-            rows = self.writer.fact(("class row", t, output), lambda indices: indices.plan.class_row[t, output])
-            arena = self.arenas[self.plan.class_of[t, output], key]
-            return self.writer.let(f"{arena}.index_select(0, {bound}({rows}[chosen[{at}]], device))")
-        whole = text.whole(text.code.split.outputs[name])
-        return self.writer.let(f"{whole}.index_select(0, {bound}(chosen[{at}], device))")
+            return self.writer.let(f"{self.arenas[self.plan.class_of[t, output], key]}.index_select(0, {rows})")
+        return self.writer.let(f"{text.whole(text.code.split.outputs[name])}.index_select(0, {rows})")
+
+    def _put(self, sizes: list[str | int], value: Value, parts: list[str], zeros: bool = False) -> str:
+        """Rows at their places, two parts at a time."""
+        out = self.writer.empty(sizes, value.dtype)
+        if zeros:
+            self.writer.say(f"{out}.zero_()")
+        for first in range(0, len(parts), 2):
+            self.writer.say(f"{self.writer.bind(put_rows)}({out}, {', '.join(parts[first : first + 2])})")
+        return out
 
     def of_many(self, given: list[tuple[TypeText, Any]]) -> str:
         """Each type's rows go to the places of its nodes."""
@@ -130,10 +146,11 @@ class GpuForwardText(ForwardText):
         if any(text.code.split.outputs[name].row_dim != 0 for text, name in given):
             raise NoRecipe("a result whose rows are not its first dimension")
         count = self.writer.fact("nodes", lambda indices: indices.plan.program.num_nodes)
-        out = self.writer.empty([count, *[size for size in (value.shape or ())[1:] if isinstance(size, int)]], value.dtype)
-        if not self.all_of([text for text, _ in given]):
-            self.writer.say(f"{out}.zero_()")
+        zeros = not self.all_of([text for text, _ in given])
         parts = [f"{text.nodes()}, {self.rows_of(text, name)}" for text, name in given]
-        for first in range(0, len(parts), 2):
-            self.writer.say(f"{self.writer.bind(put_rows)}({out}, {', '.join(parts[first : first + 2])})")
-        return out
+        return self._put([count, *_tail(value)], value, parts, zeros)
+
+
+def _tail(value: Value) -> list[int]:
+    """The sizes of one row."""
+    return [size for size in (value.shape or ())[1:] if isinstance(size, int)]

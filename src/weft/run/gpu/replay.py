@@ -3,8 +3,8 @@
 For batches that repeat a structure: the same examples again, or examples of one shape. What is captured is the one call of C
 that a recipe has become (`onecall`), so a capture holds nothing but launches, and its memory is known: the call runs once as
 ever, and once more, into the same memory, for the capture. Later calls copy their rows in, launch, and copy the results out.
-Parameters are read where they lie. What forward keeps for backward belongs to one call at a time: a call that comes before
-the backward pass of the last one is done runs without replay.
+Parameters are read where they lie, and so are the numbers of rows that are wanted. What forward keeps for backward belongs to
+one call at a time: a call that comes before the backward pass of the last one is done runs without replay.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Replay:
 
     def __init__(self, execution: GpuExecution, forward: Pass, at: Hashable) -> None:
         self.forward, self.at, self.whole = forward, at, execution.whole
+        self.chosen = execution.chosen()  # which the plan need not keep
         self.backward: dict[int, Pass | None] = {}
         """By recipe; None where there is no capture."""
         self._holder: Callable[[], GpuExecution | None] = lambda: None
@@ -162,7 +163,7 @@ def replayed_back(
 
 def _place(execution: GpuExecution, tensors: Sequence[Tensor]) -> Hashable:
     """Where a call runs, and where the tensors lie that it reads in place."""
-    mine = tensors[: execution.kind.first_feed]
+    mine = [*tensors[: execution.kind.first_feed], *execution.chosen()]
     stream = current_stream(execution.call.device)
     return stream, tuple([tensor.data_ptr() for tensor in mine]), tuple([tensor.stride() for tensor in mine])
 

@@ -20,7 +20,7 @@ from weft.graph.tape import Value
 from weft.run.formulas import JOINS
 from weft.run.gpu.formulas import has_formula
 from weft.run.gpu.job import Job, Weight
-from weft.run.gpu.memory import Bag, Collected, Memory
+from weft.run.gpu.memory import Bag, Collected, Gathered, Memory
 from weft.run.gpu.units import MIXING, NotExpressible, Units, tells
 from weft.run.gpu.variables import Tile
 from weft.run.rowview import row_width
@@ -58,7 +58,8 @@ class Stages:
             if not known or value.rows is None or value.rows.times != 1 or value.row_dim != 0:
                 raise NotExpressible(tells(value))
         rowed = [value for value in piece.takes if value.rows is not None and row_width(value) is not None]
-        self.units = Units([*piece.values, *stores], stores, rowed)
+        slots = [one.width for one in inputs.values() if isinstance(one, Gathered) and one.slots > 1]
+        self.units = Units([*piece.values, *stores], stores, rowed, slots)
         self.outputs: dict[int, Memory] = dict(outputs)
         self.brought = [v for v in piece.takes if isinstance(inputs.get(id(v)), Bag | Collected)]
         self.phase: dict[int, int] = {}
@@ -135,15 +136,13 @@ class Stages:
 
     def _job(self, values: list[Value], copied: list[Value], brought: list[Value], stage: int, tile: Tile) -> list[str]:
         memory = {**self.inputs, **self.outputs} if stage else {**self.outputs, **self.inputs}
-        job = Job(self.units, tile, memory, frozenset(self.outputs), self.prefix, self.overwrites, weights=self.weights)
+        job = Job(self.units, tile, memory, self.outputs, self.prefix, self.overwrites, weights=self.weights)
         job.opening()
         for value in brought:
-            count = self.units.count(value)
-            names = [job.read(part) for part in self.units.parts(value, count)]
-            for at, name in enumerate(names):
-                job.put(self.outputs[id(value)], at, not count, name)
+            job.bring(value)
         for value in values:
             job.compute(value)
         for value in copied:
-            job.bring(value)
+            if not any(value is one for one in brought):
+                job.bring(value)
         return job.text

@@ -73,7 +73,10 @@ def tells(value: Value) -> str:
 class Units:
     """Values as units of one width."""
 
-    def __init__(self, values: Iterable[Value], stored: Iterable[Value], given: Iterable[Value] = ()) -> None:
+    def __init__(
+        self, values: Iterable[Value], stored: Iterable[Value], given: Iterable[Value] = (), slots: Iterable[int] = ()
+    ) -> None:
+        """`slots`: how wide rows are of which several are read as one, and which no unit may reach across."""
         self.values: dict[int, Value] = {}
         self.stored = {id(value) for value in stored}
         self.width = 1
@@ -83,7 +86,7 @@ class Units:
         for value in values:
             self.made.add(id(value))
             sizes += self._sizes(value)
-        self.width = math.gcd(*(size for size in sizes if size != 1)) or 1
+        self.width = math.gcd(*(size for size in sizes if size != 1), *slots) or 1
         if any(size > MOST_UNITS * self.width for size in sizes):
             raise NotExpressible(f"rows of {', '.join(map(str, sorted(set(sizes) - {1})))} numbers, which have no common width")
 

@@ -38,8 +38,9 @@ class Variables:
     units: Units
     tile: Tile
     memory: Mapping[int, Memory]
-    stored: frozenset[int]
-    """Values (by id) that are written to their memory."""
+    """From where values are read, by id."""
+    outputs: Mapping[int, Memory]
+    """Where those go that are stored: an input that is one of them is read elsewhere."""
     prefix: str = ""
     """Of the names of the edges' bounds and owners."""
     overwrites: bool = False

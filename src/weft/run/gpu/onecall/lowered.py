@@ -106,7 +106,10 @@ class Versions:
 
 
 class Lowered:
-    """A recipe as one call: `run(facts, tensors, saved, grads, owned, stream, fresh)`; None where the recipe must do it."""
+    """A recipe as one call: `run(facts, tensors, chosen, saved, grads, owned, stream, fresh)`.
+
+    That gives None where the recipe must do it.
+    """
 
     def __init__(self, noted: Noted, makers: dict[str, tuple[Hashable, Fact]], indices: Indices) -> None:
         texts = indices.texts([key for key, _ in makers.values()])

@@ -33,6 +33,7 @@ class Given:
 
     tensors: Sequence[Tensor]
     rows: frozenset[int]
+    chosen: Sequence[Tensor] = ()
     saved: Sequence[Tensor] | Kept | None = None
     grads: Sequence[Tensor | None] = ()
 
@@ -78,7 +79,8 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
         _stand_in(recorder, f"f{at}", key, fact) for at, (key, fact) in enumerate(zip(recipe.makers, facts, strict=True))
     ]
     tensors = [recorder.given(f"t{at}", one, at in given.rows) for at, one in enumerate(given.tensors)]
-    start: list[Any] = [numbers, tensors, _Absent("rows of some nodes")]
+    chosen = [recorder.given(f"c{at}", one, True) for at, one in enumerate(given.chosen)]
+    start: list[Any] = [numbers, tensors, chosen]
     if given.saved is None:
         saved = []
         arguments = [*start, _Absent("records"), device, 0, recorder.fresh]

@@ -42,7 +42,7 @@ IN_SINGLE = 68
 """How the library is told to add up in 32 bits."""
 
 _NAME = re.compile(r"\b[a-z]\w*\b")
-_NUMBER = re.compile(r"[ftgs]\d+(_rows|_n|_hi|_at)?|k\d+|owned")
+_NUMBER = re.compile(r"[ftcgs]\d+(_rows|_n|_hi|_at)?|k\d+|owned")
 
 
 Entry = tuple[Kernel | tuple[Walk, str], tuple[object, ...], Sequence[torch.dtype | None], bool]

@@ -13,7 +13,7 @@ from weft.run.gpu.onecall.numbers import ALIGNED, Size
 from weft.run.gpu.onecall.record import PerStep, Stretches
 from weft.run.told import PLAN, Told
 
-LISTS = {"t": "tensors", "s": "saved", "g": "grads"}
+LISTS = {"t": "tensors", "c": "chosen", "s": "saved", "g": "grads"}
 """Names of given tensors start so."""
 
 
@@ -36,7 +36,7 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
         "done(given, working.data_ptr(), blas() if bytes & 1 else 0)",
         f"return {_results(noted, starts)}",
     ]
-    names = sorted(set(re.findall(r"\b[tsgf]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
+    names = sorted(set(re.findall(r"\b[tcsgf]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
     given = [name for name in kinds if name not in texts]
     heads = [*PLAN] * bool(texts) + given
     opening = [f"({', '.join(heads)},) = facts"] * bool(heads)
@@ -45,7 +45,7 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
         names = [name for name in names if not name.startswith("s")]
     opening += [f"{name} = {_given(name, texts)}" for name in names if name not in given]
     lines = "".join(f"    {line}\n" for line in [*opening, *body])
-    return f"def run(facts, tensors, saved, grads, owned, stream, fresh):\n{lines}"
+    return f"def run(facts, tensors, chosen, saved, grads, owned, stream, fresh):\n{lines}"
 
 
 SAVED = {"_at": "offsets", "_rows": "rows"}
