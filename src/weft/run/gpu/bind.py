@@ -56,7 +56,8 @@ class Source:
 
     def _rows(self, run: TypeRun) -> Tensor:
         assert self.value is not None
-        return run.whole(self.value).to(run.indices.device).contiguous()
+        found = run.given.get(self.value.name)
+        return (run.whole(self.value) if found is None else found).to(run.indices.device).contiguous()
 
     def _owners(self, run: TypeRun) -> Tensor:
         return run.indices.owners(edges_of(run))

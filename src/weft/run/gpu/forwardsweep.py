@@ -65,11 +65,16 @@ def _part(run: TypeRun, prefix: str) -> Part:
 
 
 def kept_sum(run: TypeRun, value: Value) -> bool:
-    """Whether a value is a sum over children that others need after the sweep."""
+    """Whether a value is a sum over children that others need after the sweep, and that is not stored anyway."""
     at = run.recurrent(value)
-    if at is None or at.read.kind != "sum":
+    if at is None or at.read.kind != "sum" or any(value is stored for stored in run.code.codes["during"].stores):
         return False
     return any(value is saved for saved in run.code.saved) or value in run.code.split.pieces["after"].takes
+
+
+def is_fed_on(run: TypeRun, value: Value) -> bool:
+    """Whether a value that the sweep stores is an input, which lies elsewhere."""
+    return value.name in run.code.input_name and run.recurrent(value) is None
 
 
 def _make_places(run: TypeRun) -> None:
@@ -79,6 +84,8 @@ def _make_places(run: TypeRun) -> None:
         if kept_sum(run, value):
             run.store[value.name] = run.empty(value)
     for value in code.stores:
+        if is_fed_on(run, value):
+            run.given[value.name] = run.whole(value)
         names = exchanged(run, value)
         if not names:
             run.store[value.name] = run.empty(value)

@@ -165,13 +165,12 @@ def _expressible(run: list[Value]) -> bool:
         units = Units(run, run)
         for value in run:
             if value.target in JOINS:
-                units.joined(value)
+                parts = units.joined(value)
             else:
-                for arg in operands(value):
-                    if number_of(arg) is None:
-                        parts = units.parts(arg, units.count(value))
-                        if any(p.one and p.key in inside and row_width(units.values[p.key]) != 1 for p in parts):
-                            return False
+                given = [arg for arg in operands(value) if number_of(arg) is None]
+                parts = [part for arg in given for part in units.parts(arg, units.count(value))]
+            if any(part.one and part.key in inside and row_width(units.values[part.key]) != 1 for part in parts):
+                return False
     except NotExpressible:
         return False
     return True

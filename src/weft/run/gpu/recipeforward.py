@@ -12,7 +12,7 @@ from weft.run.emit import Code
 from weft.run.gpu.apart import asked_few_rows, rows_apart, step_call
 from weft.run.gpu.chosen import numbers_of
 from weft.run.gpu.firststep import FirstStep, first_step
-from weft.run.gpu.forwardsweep import exchanged, kept_sum, prepared
+from weft.run.gpu.forwardsweep import exchanged, is_fed_on, kept_sum, prepared
 from weft.run.gpu.launch import fresh_behind
 from weft.run.gpu.launchtext import Apart, say_launches
 from weft.run.gpu.rowcopy import put_rows, take_rows
@@ -96,6 +96,8 @@ class GpuForwardText(ForwardText):
             if kept_sum(run, value):
                 text.store[value.name] = text.empty(value)
         for value in code.stores:
+            if is_fed_on(run, value):
+                text.given[value.name] = text.whole(value)
             names = exchanged(run, value)
             if not names:
                 over = text.code.split.laid_over.get(value.name)

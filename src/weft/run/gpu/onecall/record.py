@@ -48,7 +48,8 @@ class Recorder:
             sizes[0] = self.number(f"{name}_rows", like.shape[0])
         if like.device != self.device or not like.is_contiguous():
             raise NotLowered("a tensor elsewhere, or strided")
-        anywhere = part and like.stride(0) * like.itemsize % ALIGNED != 0
+        apart = like.stride(0) if like.dim() else 1
+        anywhere = part and apart * like.itemsize % ALIGNED != 0
         return Block(self, Storage(name, like.dtype, anywhere=anywhere), sizes, strides_of(sizes))
 
     # What recipes do.
