@@ -25,7 +25,7 @@ class TypeText:
         self.plan = run.indices.plan
         self.reads = {read.port: number for number, read in enumerate(self.plan.reads) if read.type == run.type}
         self.store: dict[str, str] = {}
-        self.given: dict[str, str] = {}
+        self.fed_on: dict[str, str] = {}
         """Inputs of a sweep that stores them, too: then the store has the place where they go."""
         self.in_class: dict[str, tuple[int, Name]] = {}
         self.parts: dict[tuple[int, Name], str] = {}
@@ -222,7 +222,7 @@ class TypeText:
         assert value is not None
         if source.what == "own":
             return self.store[value.name]
-        found = self.given.get(value.name) or self.whole(value)
+        found = self.fed_on.get(value.name) or self.whole(value)
         if source.what == "weight":
             return found
         if source.what == "turned":

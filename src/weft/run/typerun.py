@@ -48,7 +48,7 @@ class TypeRun:
         self.edges = 0 if bag is None else len(bag.index)
         self.cuts = indices.step_cuts(type)
         self.store: dict[str, Tensor] = {}
-        self.given: dict[str, Tensor] = {}
+        self.fed_on: dict[str, Tensor] = {}
         """Inputs of a sweep that stores them, too: then the store has the place where they go."""
         self.in_class: dict[str, tuple[int, Name]] = {}
         """Values that exist only in their class arena, between rows of other types."""

@@ -56,7 +56,7 @@ class Source:
 
     def _rows(self, run: TypeRun) -> Tensor:
         assert self.value is not None
-        found = run.given.get(self.value.name)
+        found = run.fed_on.get(self.value.name)
         return (run.whole(self.value) if found is None else found).to(run.indices.device).contiguous()
 
     def _owners(self, run: TypeRun) -> Tensor:

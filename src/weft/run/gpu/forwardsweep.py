@@ -85,7 +85,7 @@ def _make_places(run: TypeRun) -> None:
             run.store[value.name] = run.empty(value)
     for value in code.stores:
         if is_fed_on(run, value):
-            run.given[value.name] = run.whole(value)
+            run.fed_on[value.name] = run.whole(value)
         names = exchanged(run, value)
         if not names:
             run.store[value.name] = run.empty(value)

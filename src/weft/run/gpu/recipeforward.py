@@ -97,7 +97,7 @@ class GpuForwardText(ForwardText):
                 text.store[value.name] = text.empty(value)
         for value in code.stores:
             if is_fed_on(run, value):
-                text.given[value.name] = text.whole(value)
+                text.fed_on[value.name] = text.whole(value)
             names = exchanged(run, value)
             if not names:
                 over = text.code.split.laid_over.get(value.name)
