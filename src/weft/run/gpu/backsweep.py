@@ -91,7 +91,8 @@ class BackSweep:
     def _make_places(self, run: TypeRun) -> None:
         cut, codes = self.backward.cut[run.type]
         for value in codes["back"].takes:
-            if self.recurrent_gradient(run, value) is not None and value in cut.pieces["sums"].takes:
+            summed = self.recurrent_gradient(run, value) is not None and value in cut.pieces["sums"].takes
+            if summed and value.name not in run.store:  # what is given back as it is has its memory already
                 run.store[value.name] = run.empty(value)
         keep = _autograd._get_current_graph_task_keep_graph()
         for value in codes["back"].stores:

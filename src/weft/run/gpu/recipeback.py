@@ -179,7 +179,8 @@ class GpuBackText(BackText):
         for value in codes["back"].takes:
             name = sweep.recurrent_gradient(self.backward.runs[text.type], value)
             if name is not None and any(value is one for one in cut.pieces["sums"].takes):
-                self.collected_at[text.type, value.name] = text.store[value.name] = text.empty(value)
+                place = text.store.get(value.name) or text.empty(value)  # what is given back as it is has memory already
+                self.collected_at[text.type, value.name] = text.store[value.name] = place
         for value in codes["back"].stores:
             if value.name not in text.store:
                 text.store[value.name] = self._over_what_was_read(text, value) or text.empty(value)
