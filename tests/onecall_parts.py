@@ -22,8 +22,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     right = GpuExecution._whole
 
-    def whole(self: GpuExecution, recipe: Any, *rest: Any) -> Any:
-        found = right(self, recipe, *rest)
+    def whole(self: GpuExecution, recipe: Any, *rest: Any, **memory: Any) -> Any:
+        found = right(self, recipe, *rest, **memory)
         before = self.whole if rest[1:] else None
         versions = Versions.of(recipe, self.call.device, before, isinstance(rest[1] if rest[1:] else None, Kept))
         seen.append(found is not None if versions.kept else versions.refused)

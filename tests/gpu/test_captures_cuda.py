@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import chosen_parts
 import weft
 import weft.nn
 from cuda_parts import CELLS, CUDA, D_IN, binary_trees, case, parents, results
@@ -123,6 +124,19 @@ def test_inference_that_comes_again(launched: list[int]) -> None:
             parameter.mul_(0.5)
         assert torch.equal(model(graph, x, graph=True), model(graph, x))
     assert len(launched) == 12
+
+
+@pytest.mark.parametrize("name", chosen_parts.CASES)
+def test_calls_that_return_some_rows(name: str, launched: list[int]) -> None:
+    torch.manual_seed(0)
+    model, call = chosen_parts.CASES[name](CUDA)
+    chosen_parts.step(model, call)
+    for _ in range(5):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+        assert_same(chosen_parts.step(model, call, graph=True), chosen_parts.step(model, call))
+    assert len(launched) == 6
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

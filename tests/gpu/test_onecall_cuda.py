@@ -8,6 +8,7 @@ from threading import Thread
 import pytest
 import torch
 
+import chosen_parts
 import weft
 import weft.nn
 from kernel_parts import results
@@ -52,6 +53,18 @@ def test_the_same_bits(hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, tensor in expected.items():
             assert torch.equal(found[name], tensor), name
     assert ways[-2:] == [True, True]
+
+
+@pytest.mark.parametrize("case", chosen_parts.CASES)
+def test_calls_that_return_some_rows(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, call = chosen_parts.CASES[case](CUDA)
+    expected, ways = chosen_parts.step(model, call, backend="reference"), watch(monkeypatch)
+    found = [chosen_parts.step(model, call, backend="triton") for _ in range(4)]
+    for one in found:
+        chosen_parts.assert_close(one, expected)
+    assert ways[-2:] == [True, True]
+    assert all(torch.equal(found[-1][name], tensor) for name, tensor in found[-2].items())
 
 
 def test_brain_floats(monkeypatch: pytest.MonkeyPatch) -> None:

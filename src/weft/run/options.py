@@ -20,7 +20,7 @@ class Options:
 
     `policy` orders the work, `backend` runs it. `max_rows` caps the rows of one step of a recurrence. `recompute` keeps less
     between forward and backward and computes it again. `dedupe` allows equal calls to be computed once; a vertex function makes
-    no use of it yet. `graph` allows vertex functions to replay the launches of a call that comes again, on a GPU.
+    no use of it yet. `graph` allows the launches of a call that comes again to be replayed, on a GPU.
     """
 
     policy: str = "auto"

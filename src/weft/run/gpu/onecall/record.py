@@ -151,7 +151,7 @@ class Recorder:
             start = start + part.shape[0]
         return out
 
-    def zeros(self, sizes: Sequence[Size], dtype: torch.dtype, device: torch.device) -> Block:
+    def zeros(self, sizes: Sequence[Size], dtype: torch.dtype, device: torch.device | None = None) -> Block:
         return self.fill(self.fresh(sizes, (), dtype))
 
     def copy(self, one: Block, out: Block) -> Block:
