@@ -170,9 +170,8 @@ def keys_of_now(state: State, ambient: Tape) -> tuple[Hashable, ...]:
 
 def record_kept(tape: Tape, fn: Any, given: Sequence[Any], example: int, options: Options, why: str) -> Kept:
     """Record one example to its end, to be kept; `why` names who keeps it, in errors."""
-    tape.is_kept = True
+    tape.keeper = why
     fibers = _Once(tape, 1, lambda _: Outcome.of(fn(*given)), options)
-    fibers.why = why
     try:
         outcome: Outcome = fibers.run()[0]
         _check(tape, outcome, why)
@@ -236,13 +235,12 @@ _VALUE = _KeptValue  # the class itself, which is the same in every process
 class _Once(Fibers):
     """One example that must not ask for numbers."""
 
-    why = "cache="
-
     def need(self, value: Value) -> None:
+        keeper = value._tape.keeper
         raise TraceError(
-            f"{self.why}: the code asked for the number in a Value (bool, float, int, item or tolist); what it does next would "
+            f"{keeper}: the code asked for the number in a Value (bool, float, int, item or tolist); what it does next would "
             "depend on numbers that change from epoch to epoch, so its recording cannot be kept: call without "
-            f"{self.why.strip('=')}"
+            f"{keeper.strip('=')}"
         )
 
     def sync(self, name: str) -> None:

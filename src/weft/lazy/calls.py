@@ -15,6 +15,7 @@ from weft.errors import TraceError
 from weft.lazy.blame import Site
 from weft.lazy.changes import version_of
 from weft.lazy.constants import Constant
+from weft.lazy.keeping import refuse_reading
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
 from weft.lazy.ops import Arg, Captured, Feed, NeedsRow, NeedsValue, Op, Window, holes_filled
@@ -71,9 +72,13 @@ def record(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
             entry = new_entry(tape, func, args, kwargs, key, place, tape.site(frame), _name(func))
         except NeedsValue:
             del tape.fed[before:]
+            refuse_reading(tape, _name(func), (*args, *kwargs.values()))
             tape.has_shaped = True
             return _with_tensors(func, args, kwargs)
         _, refs, feeds, _ = looked_up(tape, [func], args, kwargs, frame)  # what is pending may have run to find it
+    if not entry.op.outs and not refs:  # what is told of real tensors alone, numbers among it, is asked for anew in every call
+        del tape.fed[before:]
+        return _with_tensors(func, args, kwargs)
     remember(tape, head, given, frame, entry)
     is_fed = args is not written and func not in ROOTS
     if name is not None and entry.single is not None and not kwargs and (is_fed or not feeds):
@@ -154,7 +159,7 @@ def new_entry(
         try:
             op = made()
         except NeedsRow:
-            row = () if tape.is_kept or tape.is_portable else [realised(item) for item in found.given]
+            row = () if tape.keeper or tape.is_portable else [realised(item) for item in found.given]
             op = ops.get(signature) or made(row)  # another example may have come here while this one waited
         except NeedsValue:
             tape.world.valued.add(signature)

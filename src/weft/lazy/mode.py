@@ -17,6 +17,7 @@ from weft.lazy.calls import _with_tensors, record
 from weft.lazy.changes import run_writing
 from weft.lazy.constants import constant
 from weft.lazy.inplace import DRAWING
+from weft.lazy.keeping import model_tensor, refuse_reading
 from weft.lazy.ops import RENORMALISES
 from weft.lazy.quick import short
 from weft.lazy.stacks import reduced, stack
@@ -100,22 +101,38 @@ def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """A function without a rule of its own."""
     if has_values(args) or (kwargs and has_values(kwargs.values())):
         return _called_with_values(tape, func, args, kwargs, frame)
-    if tape.is_kept and (_name(func).endswith(DRAWING) or ("out" in kwargs and _name(func) in RANDOM)):
-        raise TraceError(
-            f"cache=: {_name(func)} draws its numbers into a real tensor, and they would be kept for ever; use torch.rand, "
-            "torch.randn or torch.normal, which are recorded"
-        )
+    if tape.keeper:
+        _check_kept(tape, func, args, kwargs)
+        if func in VIEWS and model_tensor(tape, args) is not None:
+            return record(tape, VIEWS[func], args, kwargs, frame)
     if func in UNRECORDED:
         return func(*args, **kwargs)
     if kwargs.get("out") is not None or _writes(_name(func)):
         return run_writing(tape, func, args, kwargs)
     if func in ARRAYS:
         return _array(tape, func, args, kwargs)
-    if func in FACTORIES or (_name(func) != "__get__" and _touches_model(tape, args, kwargs)) or _name(func) in RANDOM:
+    if _tells(_name(func)):
+        return func(*args, **kwargs)
+    if func in FACTORIES or _name(func) in RANDOM or (_name(func) != "__get__" and _touches_model(tape, args, kwargs)):
         return record(tape, FACTORIES.get(func, func), args, kwargs, frame)
     if tape.records_data and _is_operation(_name(func)) and _has_tensors((*args, *kwargs.values())):
         return record(tape, func, args, kwargs, frame)
     return func(*args, **kwargs)
+
+
+def _check_kept(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Numbers that are drawn now, or read out of the model, would be kept."""
+    name, given = _name(func), (*args, *kwargs.values())
+    name = func.__self__.__name__ if name == "__get__" else name
+    if name.endswith(DRAWING) or ("out" in kwargs and name in RANDOM):
+        raise TraceError(
+            f"{tape.keeper}: {name} draws its numbers into a real tensor, and they would be kept for ever; use torch.rand, "
+            "torch.randn or torch.normal, which are recorded"
+        )
+    if func in READS or kwargs.get("out") is not None:
+        refuse_reading(tape, name, given)
+    elif _writes(name):
+        refuse_reading(tape, name, given[1:])
 
 
 def _array(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,6 +159,7 @@ def _called_with_values(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: di
     if name in REFUSED:
         raise TraceError(f"torch function {name} on a Value: {REFUSED[name]}")
     if func in NEEDS_VALUE:
+        refuse_reading(tape, name, (*args, *kwargs.values()))
         return _with_tensors(func, args, kwargs)
     found = reduced(tape, func, args, kwargs, frame)
     if found is not NotImplemented:
@@ -176,18 +194,16 @@ def _is_operation(name: str) -> bool:
     """Whether it is a function from tensors to tensors, by its name."""
     if name.startswith("__"):
         return name in OPERATORS
-    return not (name.startswith(("is_", "_")) or _writes(name) or name in REFUSED or name in ABOUT)
+    return not (name.startswith("_") or _tells(name) or _writes(name) or name in REFUSED or name in OTHERS)
+
+
+def _tells(name: str) -> bool:
+    """Whether it tells something about a tensor, in Python's own words."""
+    return name in TELLING or name.startswith("is_")
 
 
 def _touches_model(tape: Tape, args: Any, kwargs: Any) -> bool:
-    for item in (*args, *kwargs.values()):
-        if isinstance(item, Tensor):
-            if tape.state.place_of(item) is not None:
-                return True
-        elif item.__class__ is tuple or item.__class__ is list:
-            if _touches_model(tape, item, {}):
-                return True
-    return False
+    return model_tensor(tape, (*args, *kwargs.values())) is not None
 
 
 def _name(func: Any) -> str:
@@ -207,11 +223,11 @@ IN_PLACE = frozenset(
 OPERATORS = frozenset(
     f"__{name}__" for name in (*COMPARISONS, *ARITHMETIC, *(f"r{name}" for name in ARITHMETIC), *UNARY, "getitem")
 )
-ABOUT = frozenset(
-    "size dim ndimension numel nelement stride storage_offset element_size get_device tolist item numpy cpu cuda to "
-    "register_hook result_type can_cast as_tensor from_numpy data_ptr backward".split()
+TELLING = frozenset(
+    "size dim ndimension numel nelement stride storage_offset element_size get_device tolist item numpy data_ptr".split()
 )
-"""What tells something about a tensor, or makes or moves one."""
+OTHERS = frozenset("cpu cuda to register_hook result_type can_cast as_tensor from_numpy backward".split())
+"""What makes or moves a tensor."""
 RANDOM = frozenset(
     "rand randn randint rand_like randn_like randint_like randperm normal bernoulli multinomial poisson dropout alpha_dropout "
     "feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d gumbel_softmax rrelu native_dropout binomial".split()
@@ -225,9 +241,27 @@ FACTORIES: dict[Any, Any] = {
 """Tensors made of nothing: recorded, so that they can be written into; memory that is not set holds zeros."""
 
 ARRAYS: frozenset[Any] = frozenset((torch.Tensor.numpy, torch.Tensor.__array__))
+VIEWS: dict[Any, Any] = {
+    getattr(torch.Tensor, name).__get__: torch.Tensor.detach if name == "data" else getattr(torch.Tensor, name).__get__
+    for name in "data T mT H mH real imag".split()
+}
+"""Attributes that are tensors with the same memory, and what is recorded of them where the recording is kept."""
 NEEDS_VALUE = frozenset(
     (torch.equal, torch.allclose, torch.is_nonzero, torch.Tensor.equal, torch.Tensor.allclose, torch.Tensor.is_nonzero)
 )
+READS: frozenset[Any] = frozenset(
+    (
+        *ARRAYS,
+        *NEEDS_VALUE,
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.untyped_storage,
+        torch.Tensor.storage,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.grad.__get__,  # type: ignore[union-attr]  # it is a descriptor
+    )
+)
+"""What gives the numbers of a tensor, or its memory, where fake tensors do not tell that it does."""
 
 
 def _tensor(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -239,6 +273,8 @@ def _tensor(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if args and has_values(args):
         found = _joined(args[0]).detach()
         return found if kwargs.get("dtype") is None else found.to(kwargs["dtype"])
+    if tape.keeper:
+        refuse_reading(tape, "torch.tensor", (*args, *kwargs.values()))
     return func(*args, **kwargs)
 
 

@@ -104,6 +104,11 @@ def _called_alone(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: 
             f"{type(module).__name__} batches its own work, and insists on real tensors; pass weft.value(v), which waits for "
             "them, or call it outside of the batched function"
         )
+    if tape.keeper:
+        raise TraceError(
+            f"{tape.keeper}: {type(module).__name__} batches its own work, and what it gives now would be kept; call it "
+            f"outside of the batched function, or call without {tape.keeper.strip('=')}"
+        )
     with tape.pause():
         return _call(module, *args, **kwargs)
 

@@ -25,6 +25,7 @@ from weft.errors import TraceError
 from weft.graph.undo import Undo
 from weft.lazy.constants import constant
 from weft.lazy.given import tensors_of_known
+from weft.lazy.keeping import refuse_reading
 from weft.lazy.modules import CALL, recorded_call
 from weft.lazy.nests import flatten
 from weft.lazy.shortcuts import HANDLED, MODULE, NUMBER, install, shortcut
@@ -53,7 +54,8 @@ def _checked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if cls is _Dirichlet:
         return tape.record(dirichlet, args, kwargs, _getframe(1))
     args, kwargs = tensors_of_known((args, kwargs))
-    _check_no_values(f" {cls.__name__}", (*args, *kwargs.values()))
+    leaves = _check_no_values(f" {cls.__name__}", (*args, *kwargs.values()))
+    refuse_reading(tape, f"{cls.__name__}.apply", leaves)
     with tape.pause(), torch._C.DisableTorchFunction():  # its forward works on real tensors, and keeps its backward
         return _apply.__get__(None, cls)(*args, **kwargs)
 

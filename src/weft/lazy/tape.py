@@ -132,8 +132,8 @@ class Tape(Hot):
         self.trained = Trained()
         self.nodes: list[Any] = []
         """For each flush so far that is trained the node of torch's graph that differentiates it."""
-        self.is_kept = False
-        """Under `cache=`: numbers drawn now would be kept."""
+        self.keeper = ""
+        """Who keeps the recording, "cache=" or "collate": numbers that are drawn or read now would be kept."""
         self.ambient_grad = torch.is_grad_enabled()
         self.place = torch.device(device)
         kind = self.place.type
