@@ -144,3 +144,12 @@ def test_numbers_that_float32_does_not_hold_are_those_of_the_loop(number: float,
         found = weft.batched(powers)(numbers)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex128])
+def test_calls_are_equal_where_all_bits_of_their_data_are(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.0]]).to(dtype)
+    found = weft.batched(lambda x: 1 / x.real.float(), dedupe=True)(rows)
+    assert found[:, 0].tolist() == [math.inf, -math.inf, math.inf]
+    numbers = weft.batched(lambda number: 1 / torch.tensor(number), dedupe=True)([0.0, -0.0, 0.0])
+    assert numbers.tolist() == [math.inf, -math.inf, math.inf]

@@ -1,7 +1,7 @@
 """Equal calls computed once: calls of one type on equal arguments and equal data share a result.
 
 The rule: walk the levels from below. Calls of one level and one type whose arguments are the same results and whose data is
-equal are the same call; the first stands for all. A subtree that occurs twice thus disappears from the leaves up.
+equal, bit by bit, are the same call; the first stands for all. A subtree that occurs twice thus disappears from the leaves up.
 
     +(a, b)  +(a, b)       level 1: equal arguments, one call
      a   b    a   b        level 0: equal data, one call each
@@ -69,6 +69,7 @@ def _data_ids(kind: CallType, t: int, tables: Mapping[tuple[int, int], Table]) -
             rows = rows.detach().cpu()
             rows = (rows.float() if rows.dtype is torch.bfloat16 else rows).numpy()
         flat = np.ascontiguousarray(rows.reshape(len(rows), -1))
+        flat = flat.view(f"u{min(flat.itemsize, 8)}")  # 0.0 and -0.0 are equal numbers, and 1 / x tells them apart
         columns.append(np.unique(flat, axis=0, return_inverse=True)[1].reshape(-1))
     if not columns:
         return np.zeros(0, np.int64)
