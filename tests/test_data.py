@@ -109,6 +109,12 @@ def test_an_epoch_is_chosen_by_number() -> None:
     assert list(made[0]) == list(made[1])
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_sampler_of_nothing_gives_no_batches(drop_last: bool) -> None:
+    sampler = weft.data.DepthSampler([], 8, drop_last=drop_last)
+    assert list(sampler) == [] and len(sampler) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -68,7 +68,7 @@ class DepthSampler(Sampler[list[int]]):
             by_depth = chosen[torch.argsort(self.depths[chosen], stable=True)]
             batches += [batch.tolist() for batch in by_depth.split(self.batch_size)]
         full = [batch for batch in batches if len(batch) == self.batch_size]
-        rest = [batch for batch in batches if len(batch) < self.batch_size and not self.drop_last]
+        rest = [batch for batch in batches if 0 < len(batch) < self.batch_size and not self.drop_last]
         for at in torch.randperm(len(full), generator=generator, device="cpu").tolist():
             yield full[at]
         yield from rest
