@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import weft
+import weft.data
 from lazy_parts import assert_equals_loop
 from weft.lazy import chains
 from weft.lazy.coarsen import Coarse
+from weft.lazy.empty import MOST_KEPT
 
 X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
@@ -71,6 +73,45 @@ def test_an_empty_tensor_shows_its_rows() -> None:
     assert fn(X[:0]).shape == (0, 3) and fn(X[:0, :2]).shape == (0, 2)
     with pytest.raises(weft.StructureError):
         fn(X[:0].float())
+
+
+def test_empty_lists_and_empty_tensors_look_like_batches_of_either() -> None:
+    def batched() -> Any:
+        return weft.batched(lambda x, scale=1.0: {"h": x * scale, "n": 1})
+
+    net = batched()
+    net(X)
+    assert net([])["h"].shape == net(())["h"].shape == (0, 3)
+    net(list(X[:, :2]))
+    assert net([])["h"].shape == (0, 2), "the last batch counts"
+    assert net(X[:0])["h"].shape == (0, 3) and net(X[:0, :2])["h"].shape == (0, 2)
+    net = batched()
+    net(list(X), 2.0)
+    assert net(X[:0], 2.0)["h"].shape == (0, 3) and net(X[:0], torch.tensor(2.0))["n"].shape == (0,)
+    message = "^an empty batch: what comes out is not known before a batch with examples was run$"
+    for other in (X[:0, :2], X[:0].float(), X[:0, 0]):
+        with pytest.raises(weft.StructureError, match=message):
+            net(other, 2.0)
+    parts = weft.batched(lambda x: x["a"] + x["b"], in_dims=({"a": 0, "b": None},))
+    parts({"a": X, "b": X[0]})
+    assert parts({"a": [], "b": X[0]}).shape == (0, 3)
+
+
+def test_an_empty_batch_of_a_loader_looks_like_the_batches_before() -> None:
+    net = weft.batched(nn.Linear(3, 2).double())
+    collate = weft.data.collate(net)
+    net(collate(list(X))[0])
+    assert net(collate([])[0]).shape == net([]).shape == net(X[:0]).shape == (0, 2)
+
+
+def test_what_empty_batches_give_is_bounded() -> None:
+    fn = lambda x: x * 2  # noqa: E731
+    net = weft.batched(fn)
+    for size in range(MOST_KEPT + 8):
+        net(torch.ones(1, size))
+    assert net(torch.ones(0, size)).shape == (0, size)
+    with pytest.raises(weft.StructureError):
+        net(torch.ones(0, 0))
 
 
 def test_batches_inside_batches_return_what_batches_return() -> None:

@@ -31,7 +31,7 @@ class Argument(ABC):
         return self
 
     def row(self) -> Hashable:
-        """What is known of one example even where there is none."""
+        """Shape and dtype of one example, the first, where it is a tensor; None where they are not known."""
         return None
 
 
@@ -56,6 +56,10 @@ class Items(Argument):
 
     def on(self, tape: Tape) -> Argument:
         return Items([_on(tape, item) for item in self.items])
+
+    def row(self) -> Hashable:
+        first = self.items[0] if self.size else None
+        return (*first.shape, first.dtype) if isinstance(first, Tensor | Value) else None
 
 
 PLAIN = frozenset((bool, int, float, str, bytes, type(None), tuple, list, dict))

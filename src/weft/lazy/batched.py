@@ -16,13 +16,13 @@ from weft.graph.program import Ints
 from weft.graph.recording import References
 from weft.graph.transforms import is_transformed
 from weft.lazy.alone import run_alone
-from weft.lazy.arguments import Argument, Shared, split
+from weft.lazy.arguments import Argument, split
 from weft.lazy.blame import name_example
 from weft.lazy.cached import CachedBatch, clear
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.changes import check_shown, check_unchanged
 from weft.lazy.collating import RecordedBatch, collated, run_recorded
-from weft.lazy.empty import empty, remember, signature
+from weft.lazy.empty import Signature, empty, remember, signature
 from weft.lazy.fibers import Fibers
 from weft.lazy.flush import Flush, parted
 from weft.lazy.given import known_leaves
@@ -106,17 +106,20 @@ class Batched:
     def _recorded_batch(self, batch: Batch) -> Any:
         if not isinstance(batch.content, RecordedBatch):
             raise TypeMismatch("this weft.data.Batch was collated for another network; use weft.data.collate with this one")
-        device = device_of(self.fn, (), 0)
+        device, key = device_of(self.fn, (), 0), signature(self.fn, self.stack, None)
         if not len(batch):
-            return empty(self.state, signature(self.fn, self.stack, [Shared(None)]), device)
+            return empty(self.state, key, device)
         with UndoRecording(), UndoRecording():
-            return run_recorded(self, batch.content, device)[1]
+            structure, result = run_recorded(self, batch.content, device)
+        if self.stack:
+            remember(self.state, key, structure, result)
+        return result
 
     def cache_clear(self) -> None:
         """Forget the recordings that `cache=` has kept."""
         clear(self.state)
 
-    def _nested(self, tape: Tape, count: int, items: Sequence[Argument], kwargs: dict[str, Any], key: Hashable) -> Any:
+    def _nested(self, tape: Tape, count: int, items: Sequence[Argument], kwargs: dict[str, Any], key: Signature) -> Any:
         """Inside another recording: the examples are recorded there, and batched with everything else."""
         if not count:
             with tape.pause():
@@ -142,7 +145,7 @@ class Batched:
         count: int,
         items: Sequence[Argument],
         kwargs: dict[str, Any],
-        key: Hashable,
+        key: Signature,
         taken: Callable[[list[Any]], Sequence[Any]] = list,
     ) -> Any:
         """Inside a transform, where nothing can be recorded, and where it does not pay."""
