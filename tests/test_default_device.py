@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import weft
@@ -23,7 +23,7 @@ import weft.testing
 from block_parts import assert_equal
 from test_blocks_battery import CASES
 from test_lazy_examples import EXAMPLES
-from weft.data import DepthSampler
+from weft.data import DepthSampler, collate
 from weft.testing import random_program
 from weft.testing.programs import SAMPLES
 
@@ -108,3 +108,30 @@ def test_a_tensor_made_elsewhere_is_an_error() -> None:
             weft.batched(fn)(torch.randn(4, 3))
     with pytest.raises(weft.TraceError, match=message):
         Elsewhere({"h": 3})(weft.Graph([[], [0]]), torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": lambda x: 1}, {"granularity": "operator"}])
+def test_nothing_is_computed_on_meta(options: Any) -> None:
+    nowhere, here = torch.zeros(2, 3, device="meta"), torch.zeros(2, 3)
+    model = nn.Linear(3, 3, device="meta")
+    hint = (
+        ": tensors on meta hold no numbers to compute with; make them where the batch is to be computed, those of a module "
+        "with module.to_empty(device=...)"
+    )
+    for fn, rows, places in (
+        (model, nowhere, "the model is on meta and the first example is on meta"),
+        (model, here, "the model is on meta and the first example is on cpu"),
+        (model.forward, list(here), "the model is on meta and the first example is on cpu"),
+        (lambda x: x * 2, nowhere, "the first example is on meta"),
+    ):
+        with pytest.raises(weft.TraceError) as error:
+            weft.batched(fn, **options)(rows)
+        assert str(error.value) == places + hint
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(nn.Linear(3, 3), **options)(nowhere)
+    assert str(error.value) == "a tensor on meta in a batched call whose model is on cpu; move one of them"
+    net = weft.batched(model)
+    batch, _ = collate(net)(list(here))
+    with pytest.raises(weft.TraceError) as error:
+        net(batch)
+    assert str(error.value) == "the model is on meta" + hint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.data.batch import Batch
-from weft.errors import TypeMismatch
+from weft.errors import TraceError, TypeMismatch
 from weft.graph.program import Ints
 from weft.graph.recording import References
 from weft.graph.transforms import is_transformed
@@ -92,6 +92,8 @@ class Batched:
         device = device_of(self.fn, items, count)
         if not count:
             return empty(self.state, key, device)
+        if device == "meta":
+            raise _without_numbers(self.fn, items)
         kind = Recorder if self.cache is None or self.cache is False else CachedBatch
         with UndoRecording(), UndoRecording():
             structure, result = kind(self, count, items, kwargs, device).run()
@@ -109,6 +111,8 @@ class Batched:
         device, key = device_of(self.fn, (), 0), signature(self.fn, self.stack, None)
         if not len(batch):
             return empty(self.state, key, device)
+        if device == "meta":
+            raise _without_numbers(self.fn, ())
         with UndoRecording(), UndoRecording():
             structure, result = run_recorded(self, batch.content, device)
         if self.stack:
@@ -265,12 +269,26 @@ def _with_earlier(tape: Tape, wanted: Any, groups: list[Group], known: Flags) ->
 
 def device_of(fn: Any, items: Sequence[Argument], count: int) -> str:
     """Where the model is; without one, where the first example's tensors are."""
+    return next((device for _, device in _devices(fn, items if count else ())), "cpu")
+
+
+def _devices(fn: Any, items: Sequence[Argument]) -> Iterator[tuple[str, str]]:
+    """Who is where: the model, and the first example."""
     holder = getattr(fn, "__self__", fn)
     if isinstance(holder, nn.Module):
         for tensor in chain(parameters_of([holder]), holder.buffers()):
-            return str(tensor.device)
-    for item in items if count else ():
+            yield "the model", str(tensor.device)
+            break
+    for item in items:
         found = item(0)
         if isinstance(found, Tensor):
-            return str(found.device)
-    return "cpu"
+            yield "the first example", str(found.device)
+            break
+
+
+def _without_numbers(fn: Any, items: Sequence[Argument]) -> TraceError:
+    places = " and ".join(f"{who} is on {device}" for who, device in _devices(fn, items))
+    return TraceError(
+        f"{places}: tensors on meta hold no numbers to compute with; make them where the batch is to be computed, those of a "
+        "module with module.to_empty(device=...)"
+    )
