@@ -104,6 +104,11 @@ def test_functions_and_lists_of_results() -> None:
     assert [part.shape[0] for part in net(batch)] == [1, 2, 3]
 
 
+class Nested(nn.Module):
+    def forward(self, nest: Any) -> Tensor:
+        return torch.ones(2) * len(nest)
+
+
 def test_what_cannot_be_collated_says_so() -> None:
     linear = nn.Linear(1, 1)
     collate = weft.data.collate(weft.batched(lambda n: n if linear(torch.ones(1)) > 0 else -n))
@@ -129,6 +134,14 @@ def test_what_cannot_be_collated_says_so() -> None:
         "example 0 of this batch makes other calls here than where the batch was recorded: the model there was another, or in "
         "another mode; collate with the model that runs the batch, in the same mode"
     )
+    for example in ([1, (2, 3)], {"a": 1}):
+        strange, _ = weft.data.collate(weft.batched(Nested()))([example])
+        with pytest.raises(weft.TypeMismatch) as wrong:
+            weft.batched(linear)(strange)
+        assert str(wrong.value) == (
+            "this weft.data.Batch was collated for another network (Nested, and this is Linear); use weft.data.collate "
+            "with this one"
+        )
     other, _ = weft.data.collate(weft.nn.TreeGRU(2, 3))([(weft.Graph.chain(2), torch.randn(2, 2))])
     with pytest.raises(weft.TypeMismatch) as wrong:
         net(other)

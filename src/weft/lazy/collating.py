@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.errors import TraceError
+from weft.errors import TraceError, TypeMismatch
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, Table, merge_calls
 from weft.lazy.cached import Kept, Result, assembled, keys_of_now, record_kept
@@ -49,6 +49,8 @@ class RecordedBatch:
     results: tuple[Result, ...]
     witnesses: tuple[tuple[int, tuple[Any, ...]], ...]
     """Examples, with their numbers in the batch, that show every type."""
+    network: str
+    """What was recorded, for errors."""
 
     def to(self, device: torch.device | str) -> RecordedBatch:
         """The same with its tensors on a device."""
@@ -73,11 +75,11 @@ def collated(batched: Batched, examples: Sequence[Any]) -> RecordedBatch:
             witnesses.append((at, given[at]))
             shown |= types
     if not kept:
-        return RecordedBatch(_maker(state), CallProgram(*_NOTHING), (), (), ())
+        return RecordedBatch(_maker(state), CallProgram(*_NOTHING), (), (), (), _name(fn))
     programs = [CallProgram(each.type, each.arguments, each.further, each.data) for each in (one.recorded for one in kept)]
     results = tuple(Result(one.structure, one.leaves, one.refs, one.kinds) for one in kept)
     sizes = tuple(program.num_calls for program in programs)
-    return RecordedBatch(_maker(state), merge_calls(programs), sizes, results, tuple(witnesses))
+    return RecordedBatch(_maker(state), merge_calls(programs), sizes, results, tuple(witnesses), _name(fn))
 
 
 _NOTHING: Any = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32), {})
@@ -112,7 +114,16 @@ def _translated(batched: Batched, batch: RecordedBatch, device: str) -> CallProg
         there = batch.calls.type[first[at] : first[at + 1]]
         if all(number in known for number in set(there.tolist())):
             continue
-        here = _recorded(batched, state, batched.fn, device, given, at).recorded
+        try:
+            here = _recorded(batched, state, batched.fn, device, given, at).recorded
+        except Exception as error:
+            name = _name(batched.fn)
+            if name == batch.network:
+                raise
+            raise TypeMismatch(
+                f"this weft.data.Batch was collated for another network ({batch.network}, and this is {name}); use "
+                "weft.data.collate with this one"
+            ) from error
         if not _is_alike(there, here.type):
             raise TraceError(
                 f"example {at} of this batch makes other calls here than where the batch was recorded: the model there was "
@@ -150,6 +161,11 @@ def arguments_of(fn: Any, example: Any) -> tuple[Any, ...]:
     needed = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     needed = [each for each in needed if each.default is each.empty]
     return example if len(needed) == len(example) else (example,)
+
+
+def _name(fn: Any) -> str:
+    """What a function, or the class of a module, is called in every process."""
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
 def _maker(state: State) -> str:
