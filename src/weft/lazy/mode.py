@@ -123,7 +123,7 @@ def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def _check_kept(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Numbers that are drawn now, or read out of the model, would be kept."""
     name, given = _name(func), (*args, *kwargs.values())
-    name = func.__self__.__name__ if name == "__get__" else name
+    name = getattr(func.__self__, "__name__", name) if name == "__get__" else name  # properties have none
     if name.endswith(DRAWING) or ("out" in kwargs and name in RANDOM):
         raise TraceError(
             f"{tape.keeper}: {name} draws its numbers into a real tensor, and they would be kept for ever; use torch.rand, "
