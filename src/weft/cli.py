@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import weft
+from weft import target
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,16 +84,13 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    file, _, name = options.target.rpartition(":")
-    if not file:
-        return _fail("explain", f"expected FILE.py:NAME, got {options.target}")
-    if not Path(file).is_file():
-        return _fail("explain", f"there is no file {file}")
-    module = _load(Path(file))
-    if not callable(getattr(module, name, None)):
-        return _fail("explain", f"{file} has no function {name}")
-    model, *inputs = getattr(module, name)()
-    print(weft.plan(model, *inputs).explain())
+    try:
+        file, name = target.split(options.target)
+        with target.importable(file):
+            model, *inputs = target.example(file, name)
+            print(weft.plan(model, *inputs).explain())
+    except (target.NotAnExample, weft.StructureError, weft.TypeMismatch) as error:
+        return _fail("explain", str(error))
     return 0
 
 
@@ -115,16 +111,6 @@ def _train(options: argparse.Namespace) -> int:
         torch.save(found, options.out)
         print(f"saved: {options.out}")
     return 0
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"weft explain: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _fail(command: str, message: str) -> int:
