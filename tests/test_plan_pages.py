@@ -63,6 +63,12 @@ def test_names_given_by_users_are_escaped(tmp_path: Path) -> None:
         Tags(text)
 
 
+def test_arenas_of_recorded_results_have_a_name(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    page = page_of(weft.plan(lambda x: x * weight, [torch.ones(2), torch.ones(2)]), tmp_path)
+    assert "<div class='arena'><code>result</code>" in page and "<code></code>" not in page
+
+
 def test_a_long_plan_is_drawn_with_a_bounded_number_of_bars(tmp_path: Path) -> None:
     planned = weft.plan(Size(), weft.Graph.chain(5000))
     page = page_of(planned, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -62,8 +63,14 @@ def test_value_dependent_code_is_planned_up_to_the_first_value() -> None:
             x = x * half
         return x
 
-    numbers = weft.plan(halved, torch.ones(3, 4)).stats()
+    planned = weft.plan(halved, torch.ones(3, 4))
+    numbers = planned.stats()
     assert numbers["complete"] == 0 and numbers["nodes"] > 0
+    assert planned.explain().splitlines()[1] == (
+        "only the beginning: the code asks for a number, and what follows depends on it"
+    )
+    assert "; only the beginning, up to the first number that the code asks for</p>" in planned._repr_html_()
+    assert "only the beginning" not in weft.plan(TreeNet(), TREES).explain()
     assert weft.batched(halved)(torch.ones(3, 4)).sum() == 3
 
 
@@ -72,6 +79,52 @@ def test_a_block_is_planned() -> None:
     numbers = weft.plan(block, [[1, 2, 3], [4]]).stats()
     assert numbers["examples"] == 2 and numbers["complete"] == 1
     assert weft.plan(wb.compile(block), [[1, 2, 3], [4]]).stats()["nodes"] == numbers["nodes"]
+
+
+def test_arguments_of_recorded_calls_are_told_by_their_place() -> None:
+    doubled = weft.plan(lambda x: x * 2, [torch.ones(2), torch.ones(2)]).explain()
+    assert "Gathers avoided\n  mul reads argument 0 as views: its rows are consecutive\n" in doubled
+    assert (
+        weft.plan(TreeNet(), TREES)
+        .explain()
+        .endswith("""What did not merge, and why
+  - Bilinear feeds itself: 3 steps, each reads what earlier ones computed.
+  - Bilinear gathers arguments 0, 1 by index: arguments come from several steps (1 of 3 steps); rows
+    are consecutive, but all steps of a port read alike (2 of 3 steps).
+  - Linear gathers argument 0 by index: arguments come from several steps.""")
+    )
+
+
+def test_items_of_a_list_are_told_as_such() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    listed = weft.plan(lambda rows: torch.stack([row * weight for row in rows]).sum(0), [torch.ones(n, 2) for n in (3, 1)])
+    assert listed.explain().endswith(" gathers all items, summed, by index: items are added up while they are gathered.")
+
+
+def test_types_of_one_name_are_told_apart_by_their_groups() -> None:
+    first, second = nn.GRUCell(2, 2), nn.GRUCell(2, 2)
+
+    def stacked(rows: Tensor) -> Tensor:
+        for cell in (first, second):
+            h = torch.zeros(2)
+            for row in rows:
+                h = cell(row, h)
+            rows = torch.stack([h, h])
+        return h
+
+    text = weft.plan(stacked, [torch.ones(n, 2) for n in (3, 5)]).explain()
+    told = [
+        line.split(" feeds itself")[0] for line in text.splitlines() if " feeds itself:" in line and line.startswith("  - ")
+    ]
+    assert len(told) == 2 and all(re.fullmatch(r"  - GRUCell \(group \d\)", name) for name in told) and told[0] != told[1]
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_width_of_the_text_can_be_chosen() -> None:
+    planned = weft.plan(TreeNet(), TREES)
+    wide, narrow = planned.explain().splitlines(), planned.explain(width=70).splitlines()
+    assert max(map(len, wide)) > 90 and max(map(len, narrow)) <= 70
+    assert " ".join(narrow).split() == " ".join(wide).split()
 
 
 def test_policies_differ() -> None:

@@ -1,4 +1,4 @@
-"""A plan as text for a terminal of 100 columns."""
+"""A plan as text for a terminal, of 100 columns if nothing else is said."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.graph.calls import KEY
 from weft.plan.plan import Group
 from weft.run.split import BACKWARD, FORWARD
-from weft.tools.pieces import PieceCount, TypePieces
-from weft.tools.reasons import reasons
+from weft.tools.pieces import PieceCount, Pieces
+from weft.tools.reasons import reasons, what_is_read
 
 if TYPE_CHECKING:
     from weft.tools.planned import Planned
@@ -23,11 +24,12 @@ BAR_WIDTH = 48
 MOST_BARS = 12
 
 
-def explain(planned: Planned) -> str:
+def explain(planned: Planned, width: int = WIDTH) -> str:
     """The whole text: what there is, which groups run how, widths of the steps, pieces, gathers, and why it is not less."""
     if not planned.pieces.types:
         return f"{planned.name}: no nodes, nothing to run"
-    sections = [_summary(planned), _groups(planned), _widths(planned), _pieces(planned), _gathers(planned), _why(planned)]
+    sections = [_summary(planned), _groups(planned), _widths(planned)]
+    sections += [_pieces(planned, width), _gathers(planned, width), _why(planned, width)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
@@ -38,8 +40,10 @@ def _summary(planned: Planned) -> list[str]:
     batches, bound = int(numbers["batches"]), int(numbers["lower_bound"])
     exact = "and no order has fewer" if batches == bound else f"and no order has fewer than {bound:,}"
     planning = "found in the cache" if planned.cached else f"planned in {seconds(planned.plan_s)}"
+    part = [] if planned.complete else ["only the beginning: the code asks for a number, and what follows depends on it"]
     return [
         f"{planned.name}: {sizes}",
+        *part,
         f"{counted(batches, 'batch', 'batches')}, {exact}; the largest has {counted(int(numbers['rows_max']), 'row', 'rows')}",
         f"{counted(int(numbers['gathers']), 'gather', 'gathers')} by index, {numbers['gathers_avoided']:,} avoided (views); "
         f"arenas of {size(int(numbers['arena_bytes']))}",
@@ -109,19 +113,24 @@ def bar(share: float) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def _pieces(planned: Planned) -> list[str]:
+def _pieces(planned: Planned, width: int) -> list[str]:
     rows = [["", *FORWARD, *BACKWARD]]
-    for kind in planned.pieces.types.values():
+    for t, kind in planned.pieces.types.items():
         every = [*(kind.forward.get(s) for s in FORWARD), *(kind.backward.get(s) for s in BACKWARD)]
-        rows.append([short(kind.name, 34), *map(_piece, every)])
+        rows.append([short(planned.pieces.told(t), 34), *map(_piece, every)])
     kinds = planned.pieces.types.values()
-    return [
-        "Operations of each piece, matrix products among them in brackets; before, after, late and sums",
-        "run once over all rows, during and back once per step",
-        *table(rows, "lrrrrrr"),
+    products = [
         *_products("forward", [piece for kind in kinds for piece in kind.forward.items()]),
         *_products("backward", [piece for kind in kinds for piece in kind.backward.items()]),
     ]
+    legend = _LEGEND if max(map(len, _LEGEND)) <= width else textwrap.wrap(" ".join(_LEGEND), width)
+    return [*legend, *table(rows, "lrrrrrr"), *wrapped(products, width, "  ")]
+
+
+_LEGEND = (
+    "Operations of each piece, matrix products among them in brackets; before, after, late and sums",
+    "run once over all rows, during and back once per step",
+)
 
 
 def _piece(piece: PieceCount | None) -> str:
@@ -137,41 +146,42 @@ def _products(direction: str, found: Iterable[tuple[str, PieceCount]]) -> list[s
     once = sum(piece.products for stage, piece in pieces if stage not in ("during", "back"))
     per_step = [piece for stage, piece in pieces if stage in ("during", "back") and piece.products]
     if not pieces:
-        return [f"  {direction}: nothing requires a gradient"] if direction == "backward" else []
+        return [f"{direction}: nothing requires a gradient"] if direction == "backward" else []
     parts = [f"{once} once"] if once or not per_step else []
     parts += [f"{piece.products} at each of {counted(piece.batches, 'step', 'steps')}" for piece in per_step]
-    return [f"  matrix products {direction}: {' + '.join(parts)}"]
+    return [f"matrix products {direction}: {' + '.join(parts)}"]
 
 
-def _gathers(planned: Planned) -> list[str]:
-    lines = [line for kind in planned.pieces.types.values() for line in _views(kind)]
-    return ["Gathers avoided", *lines] if lines else []
+def _gathers(planned: Planned, width: int) -> list[str]:
+    lines = [line for t in planned.pieces.types for line in _views(planned.pieces, t)]
+    return ["Gathers avoided", *wrapped(lines, width, "  ")] if lines else []
 
 
-def _views(kind: TypePieces) -> list[str]:
-    """One line for each port whose reads are views."""
+def _views(pieces: Pieces, t: int) -> list[str]:
+    """One line for the ports of each kind whose reads are views."""
     by_times: dict[tuple[str, int], list[str]] = {}
-    for gather in kind.gathers:
+    for gather in pieces.types[t].gathers:
         if gather.is_view:
-            by_times.setdefault((gather.read.kind, gather.times), []).append(gather.key)
+            read = what_is_read(pieces.plan, gather.read, [KEY]) if gather.key == KEY else gather.key
+            by_times.setdefault((gather.read.kind, gather.times), []).append(read)
     return [
-        f"  {short(kind.name)} reads {', '.join(keys)} as views: "
+        f"{short(pieces.told(t))} reads {', '.join(dict.fromkeys(read))} as views: "
         + ("its rows are consecutive" if times == 1 else f"the rows of all {times:,} steps are consecutive")
-        for (_, times), keys in by_times.items()
+        for (_, times), read in by_times.items()
     ]
 
 
-def _why(planned: Planned) -> list[str]:
+def _why(planned: Planned, width: int) -> list[str]:
     found = reasons(planned.pieces, planned.max_rows)
     if not found:
         return ["Everything merged: each type runs once, and nothing is gathered by index."]
-    return ["What did not merge, and why", *wrapped(found)]
+    return ["What did not merge, and why", *wrapped(found, width, "  - ")]
 
 
-def wrapped(sentences: Sequence[str]) -> list[str]:
+def wrapped(sentences: Sequence[str], width: int, indent: str) -> list[str]:
     lines: list[str] = []
     for sentence in sentences:
-        lines += textwrap.wrap(sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
+        lines += textwrap.wrap(sentence, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
     return lines
 
 

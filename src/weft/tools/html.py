@@ -68,7 +68,8 @@ def _header(planned: Planned, small: bool = False) -> str:
         f"<div class='tile'><b>{escape(a)}</b><span>{escape(b)}</span><i>{escape(c)}</i></div>" for a, b, c in tiles
     )
     title = f"<{head}>Plan of <em>{escape(planned.name)}</em></{head}>"
-    about = f"<p>{', '.join(sizes)}; policy {escape(planned.plan.policy)}</p>"
+    part = "" if planned.complete else "; only the beginning, up to the first number that the code asks for"
+    about = f"<p>{', '.join(sizes)}; policy {escape(planned.plan.policy)}{part}</p>"
     return f"<header>{title}{about}</header><div class='tiles'>{shown}</div>"
 
 
@@ -116,7 +117,8 @@ def _arenas(planned: Planned) -> str:
             for t, rows in sorted(arena.written, key=lambda part: place[part[0]])
         )
         told = f"{counted(arena.rows, 'row', 'rows')} of {size(arena.row_bytes)} = {size(arena.bytes)}"
-        lines.append(f"<div class='arena'><code>{escape(arena.key)}</code><div>{parts}</div><span>{told}</span></div>")
+        key = escape(arena.key) or "result"  # recorded calls give results without a key
+        lines.append(f"<div class='arena'><code>{key}</code><div>{parts}</div><span>{told}</span></div>")
     return "".join(lines) or "<p>No state is exchanged.</p>"
 
 
@@ -130,7 +132,7 @@ _SHARED_STYLE = """
 .weft-plan svg rect:hover { fill-opacity: .75; }
 .weft-plan em { font-style: normal; }
 .weft-plan .tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); }
-.weft-plan .tile b { display: block; line-height: 1.2; }
+.weft-plan .tile b { display: block; line-height: 1.2; white-space: nowrap; }
 .weft-plan .tile span, .weft-plan .tile i { display: block; font-style: normal; }
 """
 
@@ -149,7 +151,7 @@ h2 { font-size: 17px; margin: 0; }
 p { margin: 2px 0 14px; color: var(--soft); max-width: 80ch; }
 section, .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 18px; }
 section { margin-top: 14px; padding: 18px 20px; }
-.tile b { font-size: 25px; color: var(--mark); }
+.tile b { font-size: 22px; color: var(--mark); }
 .tile i { color: var(--soft); font-size: 13px; }
 .scroll { overflow-x: auto; }
 .scroll svg { min-width: 640px; }
@@ -169,7 +171,7 @@ td b { color: var(--mark); }
 .arena span { color: var(--soft); font-size: 14px; }
 pre { margin: 0; padding: 16px; overflow-x: auto; background: var(--page); border-radius: 8px; }
 pre { font: 13px/1.45 ui-monospace, monospace; }
-@media (max-width: 640px) { .arena { grid-template-columns: 40px 1fr; } .arena span { grid-column: 2; } }
+@media (max-width: 640px) { .arena { grid-template-columns: 60px 1fr; } .arena span { grid-column: 2; } }
 """
 
 _FRAGMENT_STYLE = """

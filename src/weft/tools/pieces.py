@@ -24,8 +24,6 @@ from weft.run.execution import Execution
 from weft.run.indices import Indices
 from weft.run.split import BACKWARD, FORWARD, Split
 
-"""Names of operations that count as matrix products."""
-
 
 @dataclass(frozen=True)
 class PieceCount:
@@ -117,6 +115,12 @@ class Pieces:
             found.types[t] = _type_pieces(t, call, inference, training)
         found.arenas = _arenas(inference)
         return found
+
+    def told(self, t: int) -> str:
+        """A type's name, with its group where others have the same name."""
+        kind = self.types[t]
+        alone = sum(other.name == kind.name for other in self.types.values()) == 1
+        return kind.name if alone else f"{kind.name} (group {kind.group + 1})"
 
     def batches(self) -> Iterator[Batch]:
         """All batches of the forward pass in the order in which they run."""

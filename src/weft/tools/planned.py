@@ -18,7 +18,7 @@ from weft.plan.plan import Plan
 from weft.run.call import Call, CompiledCell
 from weft.run.calls import observe
 from weft.run.options import Options
-from weft.tools.explain import explain
+from weft.tools.explain import WIDTH, explain
 from weft.tools.html import fragment, page
 from weft.tools.perfetto import trace_json
 from weft.tools.pieces import Pieces
@@ -61,9 +61,9 @@ class Planned:
         """The numbers of the plan, as a flat dict."""
         return stats(self)
 
-    def explain(self) -> str:
-        """What runs, in which order, and why it is not less, as text."""
-        return explain(self)
+    def explain(self, width: int = WIDTH) -> str:
+        """What runs, in which order, and why it is not less, as text; sentences take at most `width` columns."""
+        return explain(self, width)
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Write one page that needs nothing else."""

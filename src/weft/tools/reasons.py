@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.graph.calls import KEY
 from weft.graph.program import Ints
 from weft.plan.condense import group_nodes
 from weft.plan.levels import Bools, Indices
@@ -18,9 +19,9 @@ def reasons(pieces: Pieces, max_rows: int | None = None) -> list[str]:
 
 def _fallbacks(pieces: Pieces) -> list[str]:
     return [
-        f"{t.name} runs by slower batching, its operations do not show here: {t.fallback}."
-        for t in pieces.types.values()
-        if t.fallback is not None
+        f"{pieces.told(t)} runs by slower batching, its operations do not show here: {kind.fallback}."
+        for t, kind in pieces.types.items()
+        if kind.fallback is not None
     ]
 
 
@@ -38,9 +39,9 @@ def _steps(pieces: Pieces, max_rows: int | None) -> list[str]:
 
 
 def _why_steps(pieces: Pieces, group: Group, on_no_cycle: set[int]) -> str:
-    names = [pieces.types[t].name for t in group.types]
+    names = [pieces.told(t) for t in group.types]
     if not on_no_cycle.isdisjoint(group.types):
-        scattered = [pieces.types[t].name for t in group.types if t in on_no_cycle and pieces.types[t].steps > 1]
+        scattered = [pieces.told(t) for t in group.types if t in on_no_cycle and pieces.types[t].steps > 1]
         rest = f"; policy 'condense' would run {_listed(scattered)} once" if scattered else ""
         return f"Policy {pieces.plan.policy!r} keeps all types in one order of {group.steps:,} steps{rest}."
     if len(names) > 1:
@@ -61,7 +62,7 @@ def _apart(pieces: Pieces) -> list[str]:
 
 def _gathers(pieces: Pieces) -> list[str]:
     found: list[str] = []
-    for kind in pieces.types.values():
+    for t, kind in pieces.types.items():
         by_read: dict[int, list[str]] = {}
         reads: dict[int, Read] = {}
         for gather in kind.gathers:
@@ -69,36 +70,41 @@ def _gathers(pieces: Pieces) -> list[str]:
                 by_read.setdefault(gather.read.port, []).append(gather.key)
                 reads[gather.read.port] = gather.read
         for port, keys in by_read.items():
-            states, what = ", ".join(dict.fromkeys(keys)), _what(pieces.plan, reads[port])
-            found.append(f"{kind.name} gathers {states} of {what} by index: {why_index(pieces.plan, reads[port])}.")
+            what = what_is_read(pieces.plan, reads[port], list(dict.fromkeys(keys)))
+            why = why_index(pieces.plan, reads[port], KEY in keys)
+            found.append(f"{pieces.told(t)} gathers {what} by index: {why}.")
     return found
 
 
-def _what(plan: Plan, read: Read) -> str:
-    if read.kind == "sum":
-        return "all children, summed,"
-    if read.kind == "edges":
-        return "all children"
-    positions = plan.program.types[read.type].ports[read.port].positions
-    return f"slot{'s' if len(positions) > 1 else ''} {', '.join(map(str, positions))}"
+def what_is_read(plan: Plan, read: Read, keys: list[str]) -> str:
+    """States of children by their keys; recorded calls have arguments instead, or the items of a list, without keys."""
+    recorded = KEY in keys
+    if read.kind == "slots":
+        positions = plan.program.types[read.type].ports[read.port].positions
+        where = f"{'argument' if recorded else 'slot'}{'s' if len(positions) > 1 else ''} {', '.join(map(str, positions))}"
+    else:
+        where = f"all {'items' if recorded else 'children'}{', summed,' if read.kind == 'sum' else ''}"
+    return where if recorded else f"{', '.join(keys)} of {where}"
 
 
-def why_index(plan: Plan, read: Read) -> str:
+def why_index(plan: Plan, read: Read, recorded: bool = False) -> str:
     """Why what a port reads is not a view."""
+    read_from = "children" if not recorded else "arguments" if read.kind == "slots" else "items"
     if read.kind == "sum":
-        return "children are added up while they are gathered"
+        return f"{read_from} are added up while they are gathered"
     counts = obstacles(plan, read)
     total = sum(counts.values())
+    told = {name: _OBSTACLES[name].format(read_from) for name, count in counts.items() if count}
     if total == 1:
-        return next(_OBSTACLES[name] for name, count in counts.items() if count)
-    return "; ".join(f"{_OBSTACLES[name]} ({count:,} of {total:,} steps)" for name, count in counts.items() if count)
+        return next(iter(told.values()))
+    return "; ".join(f"{text} ({counts[name]:,} of {total:,} steps)" for name, text in told.items())
 
 
 _OBSTACLES = {
     "empty": "some slots are empty",
-    "several": "children come from several steps",
-    "shared": "some children are read more than once",
-    "order": "children are read in another order than they are computed",
+    "several": "{} come from several steps",
+    "shared": "some {} are read more than once",
+    "order": "{} are read in another order than they are computed",
     "view": "rows are consecutive, but all steps of a port read alike",
 }
 
