@@ -15,24 +15,28 @@ from benchmarks.harness import CLOCKS, Instance, Mode, Timing, Unequal, best_han
 from benchmarks.peers import run_peer
 from benchmarks.workloads import WORKLOADS
 from benchmarks.workloads.common import CaseSpec, Options
+from weft.arguments import at_least_one, why_no_folder
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"workloads, all by default: {', '.join(WORKLOADS)}")
-    parser.add_argument("--data", help="folder with sst/, sick/, glove_sick/ (default: WEFT_DATA)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[], help="batch sizes instead of the workload's own")
+    parser.add_argument("--data", metavar="DIR", help="folder with sst/, sick/, glove_sick/ (default: WEFT_DATA)")
+    sizes = "batch sizes instead of the workload's own"
+    parser.add_argument("--batch", type=at_least_one, metavar="N", nargs="+", default=[], help=sizes)
     parser.add_argument("--mode", choices=("train", "infer", "both"), default="both")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=at_least_one, metavar="N", default=1, help="of torch (default: %(default)s)")
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: the process's own time, on a busy machine")
-    parser.add_argument("--repeat", type=int, help="timed rounds (default: 15, for single examples 5)")
+    parser.add_argument("--repeat", type=at_least_one, metavar="N", help="timed rounds (default: 15, for single examples 5)")
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: does it run, is it equal")
     parser.add_argument("--dynet", metavar="PYTHON", help="an interpreter with DyNet, to add its row (benchmarks/peers)")
     parser.add_argument("--dgl", metavar="PYTHON", help="the same for DGL")
-    parser.add_argument("--out", type=Path, default=report.REPORTS, help="folder of the report")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=report.REPORTS, help="folder of the report")
     chosen = parser.parse_args(given)
     if unknown := [name for name in chosen.names if name not in WORKLOADS]:
         parser.error(f"no workload named {unknown[0]}; there are: {', '.join(WORKLOADS)}")
+    if problem := why_no_folder(chosen.out):
+        parser.error(f"--out: {problem}")
     return chosen
 
 

@@ -26,6 +26,7 @@ import weft
 import weft.nn
 from benchmarks import data
 from benchmarks.gpu import graphs, looks, others, replays, timing, trees
+from weft.arguments import why_no_folder
 
 REPORTS = Path(__file__).parents[1] / "reports"
 CHECKED = 2e-3
@@ -168,6 +169,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", choices=PARTS, help="some of the parts")
     parser.add_argument("--out", type=Path, default=REPORTS, help="folder of the report")
     chosen = parser.parse_args(given)
+    if problem := why_no_folder(chosen.out):
+        parser.error(f"--out: {problem}")
+    chosen.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
     about = {
         "device": torch.cuda.get_device_name(),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import weft
 from weft import target
+from weft.arguments import above_zero, at_least_one, seed, why_no_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,32 +34,43 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description="Batched execution of networks over trees and graphs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="train a tree network, compare, time, explain, write a report page")
-    demo.add_argument("--out", type=Path, default=Path("report.html"), help="where the report page goes (default: %(default)s)")
+    def command(name: str, about: str, **more: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", **more)
+
+    demo = command("demo", "train a tree network, compare, time, explain, write a report page")
+    where = "where the report page goes (default: %(default)s)"
+    demo.add_argument("--out", type=Path, metavar="FILE", default=Path("report.html"), help=where)
     demo.add_argument("--quick", action="store_true", help="a few seconds: too short to learn much")
     demo.set_defaults(run=_demo)
 
-    bench = commands.add_parser(
+    bench = command(
         "bench",
-        help="time the papers' workloads beside the alternatives on this machine",
+        "time the papers' workloads beside the alternatives on this machine",
         usage="weft bench [NAME ...] [OPTION ...]",
         epilog="Names and options go to `python -m benchmarks` of the source checkout, whose own --help lists them.",
     )
     bench.set_defaults(run=_bench)
 
-    explain = commands.add_parser("explain", help="show how a model would run on an example")
+    explain = command("explain", "show how a model would run on an example")
     explain.add_argument("target", metavar="FILE.py:NAME", help="a function without arguments that returns (model, *inputs)")
     explain.set_defaults(run=_explain)
 
-    train = commands.add_parser("train", help="train a network on the data in a folder")
+    train = command(
+        "train",
+        "train a network on the data in a folder",
+        epilog="A line is a tree of nested (label left right) and (label word).",
+    )
     train.add_argument("recipe", metavar="RECIPE", help="sst: trees with labels, in train.txt, dev.txt, test.txt, or with .gz")
     train.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder with the data")
-    train.add_argument("--epochs", type=int, default=8, help="how often every example is seen (default: %(default)s)")
-    train.add_argument("--batch", type=int, default=32, help="examples in a step (default: %(default)s)")
-    train.add_argument("--dim", type=int, default=128, help="hidden size (default: %(default)s)")
-    train.add_argument("--rate", type=float, default=0.003, help="learning rate (default: %(default)s)")
-    train.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
-    train.add_argument("--out", type=Path, help="where parameters, vocabulary and accuracies go, by torch.save")
+    for name, kind, shown, default, about in (
+        ("--epochs", at_least_one, "N", 8, "how often every example is seen"),
+        ("--batch", at_least_one, "N", 32, "examples in a step"),
+        ("--dim", at_least_one, "N", 128, "hidden size"),
+        ("--rate", above_zero, "X", 0.003, "learning rate"),
+        ("--seed", seed, "N", 0, "of everything that is drawn"),
+    ):
+        train.add_argument(name, type=kind, metavar=shown, default=default, help=f"{about} (default: %(default)s)")
+    train.add_argument("--out", type=Path, metavar="FILE", help="where parameters, vocabulary and accuracies go, by torch.save")
     train.set_defaults(run=_train)
     return parser
 
@@ -69,6 +81,8 @@ def _demo(options: argparse.Namespace) -> int:
 
     from weft.demo import Settings, run
 
+    if problem := why_no_file(options.out):
+        return _fail("demo", f"--out: {problem}")
     torch.set_num_threads(1)  # its matrices are small: more threads would wait for each other
     run(Settings.quick() if options.quick else Settings(), options.out, Console())
     return 0
@@ -102,6 +116,8 @@ def _train(options: argparse.Namespace) -> int:
 
     if options.recipe not in RECIPES:
         return _fail("train", f"there is no recipe {options.recipe}; there is {', '.join(RECIPES)}")
+    if options.out is not None and (problem := why_no_file(options.out)):
+        return _fail("train", f"--out: {problem}")
     settings = Settings(options.epochs, options.batch, options.dim, options.rate, seed=options.seed)
     try:
         found = RECIPES[options.recipe](options.data, settings, Console(highlight=False, soft_wrap=True))
