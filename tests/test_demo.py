@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import weft
 from weft import demo
 from weft.cli import main
 from weft.report import Sample, bars, loss_curve, tree_picture
@@ -42,6 +43,21 @@ def test_the_page_is_complete_and_needs_nothing_from_elsewhere(quick: tuple[str,
     _, page = quick
     assert page.count("<svg") == 4 and page.count("<section") == 5
     assert not re.search(r"(src|href)=|url\(|@import|<script", page)
+
+
+def test_the_plan_fits_a_terminal_of_80_columns() -> None:
+    sentences, screen = demo.Sentences(make(6, seed=9)), StringIO()
+    graph, words, _ = sentences.batch()
+    plan = weft.plan(demo.TreeLSTM(8), graph, words)
+    demo.show_plan(plan, Console(file=screen, width=80))
+    framed = [line[2:-2].rstrip() for line in screen.getvalue().splitlines()[1:-1]]
+    assert framed == plan.explain(width=76).splitlines()
+
+
+def test_the_text_behind_the_longest_bar_is_in_the_picture() -> None:
+    picture = bars([("one by one", 1.6202, "1,620.2 ms", "#123"), ("weft", 0.0477, "47.7 ms", "#123")])
+    starts = [float(x) for x in re.findall(r"<text x='([\d.]+)' y='[\d.]+' text-anchor='start'", picture)]
+    assert max(starts) + 8 * len("1,620.2 ms") <= 440
 
 
 def test_the_network_learns_and_the_bag_of_words_does_not() -> None:

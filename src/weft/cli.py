@@ -34,8 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description="Batched execution of networks over trees and graphs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, about: str, **more: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", **more)
+    def command(name: str, about: str, usage: str | None = None, epilog: str | None = None) -> argparse.ArgumentParser:
+        description = f"{about[0].upper()}{about[1:]}."
+        return commands.add_parser(name, help=about, description=description, usage=usage, epilog=epilog)
 
     demo = command("demo", "train a tree network, compare, time, explain, write a report page")
     where = "where the report page goes (default: %(default)s)"

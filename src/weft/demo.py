@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy
 
 import weft
 from weft.report import Accuracy, Report, Sample, Speed, write_page
+from weft.tools.planned import Planned
 from weft.treebank import LABELS, VOCABULARY, Tree, make, word_counts
 
 State = dict[str, Tensor]
@@ -242,10 +243,10 @@ def run(settings: Settings, path: Path, console: Console) -> Report:
     speed = measure(model, data.test, settings)
     show_speed(speed, console)
     graph, inputs, _ = data.test.batch(range(speed.trees))
-    plan = weft.plan(model, graph, inputs).explain()
-    console.print(Panel(Text(plan), title="the plan of one mini-batch", expand=False))
+    plan = weft.plan(model, graph, inputs)
+    show_plan(plan, console)
     sample = choose_sample(model, data.test, words)
-    report = Report(sizes, losses, train_seconds, accuracies, speed, sample, plan, machine(settings))
+    report = Report(sizes, losses, train_seconds, accuracies, speed, sample, plan.explain(), machine(settings))
     write_page(report, path)
     console.print(f"report page: [bold]{path}[/]")
     return report
@@ -253,7 +254,8 @@ def run(settings: Settings, path: Path, console: Console) -> Report:
 
 def machine(settings: Settings) -> str:
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
-    return f"weft demo, seed {settings.seed}; {versions}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"weft demo, seed {settings.seed}; {versions}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def show_accuracies(accuracies: Sequence[Accuracy], console: Console) -> None:
@@ -274,3 +276,8 @@ def show_speed(speed: Speed, console: Console) -> None:
     table.add_row("weft", f"{speed.batched * 1e3:,.1f}", style="bold")
     console.print(table)
     console.print(f"{speed.ratio:.1f}x faster, the same gradients (largest difference {speed.difference:.0e})")
+
+
+def show_plan(plan: Planned, console: Console) -> None:
+    text = Text(plan.explain(width=min(100, console.width - 4)))  # the frame takes four columns
+    console.print(Panel(text, title="the plan of one mini-batch", expand=False))

@@ -86,7 +86,7 @@ def page(report: Report) -> str:
         _section("Loss", "Cross-entropy at every vertex, by training step; logarithmic.", loss_curve(report.losses), "tall"),
         _section("Accuracy at the root", "Dark: unseen sentences. Light: longer than any in training.", accuracy_bars(report)),
         _section("Speed", step, bars([(name, value, f"{value * 1e3:,.1f} ms", _ACCENT) for name, value in speed_rows])),
-        _section("One unseen sentence", verdict, tree_picture(sample) + _legend(), "wide"),
+        _section("One unseen sentence", verdict, f"<div class=scroll>{tree_picture(sample)}</div>{_legend()}", "wide"),
         _section("The plan of one mini-batch", "What weft runs, and why.", f"<pre>{escape(report.plan)}</pre>", "wide"),
     )
     numbers = "".join(f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
@@ -135,7 +135,8 @@ def loss_curve(losses: Sequence[float], width: int = 440, height: int = 330) -> 
 
 def bars(rows: Sequence[tuple[str, float, str, str]], full: float | None = None, width: int = 440) -> str:
     """Horizontal bars: (name, value, text, colour); the longest, or `full`, takes the whole width."""
-    left, right, height = 104, 78, 26
+    left, height = 104, 26
+    right = 14 + 8 * max(len(text) for _, _, text, _ in rows)  # room for the text behind the longest bar
     full = full or max(value for _, value, _, _ in rows)
     parts = []
     for row, (name, value, text, colour) in enumerate(rows):
@@ -204,6 +205,8 @@ section {{ grid-column: span 2; }}
 .wide {{ grid-column: 1 / -1; }}
 svg {{ width: 100%; height: auto; max-height: 460px; font-family: inherit; }}
 pre {{ margin: 0; padding: 14px; overflow-x: auto; background: #f4f6f8; border-radius: 6px; font-size: 13px; }}
+.scroll {{ overflow-x: auto; }}
+.scroll svg {{ min-width: 640px; }}
 .legend i {{ display: inline-block; width: 11px; height: 11px; border-radius: 50%; margin: 0 5px 0 14px; }}
 @media (max-width: 720px) {{ section {{ grid-column: 1 / -1; }} .tiles {{ grid-template-columns: 1fr 1fr; }} }}
 """
