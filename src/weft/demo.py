@@ -124,10 +124,10 @@ def train(model: TreeLSTM, data: Data, settings: Settings, console: Console) -> 
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.rate, total_steps=steps)
     shuffle = torch.Generator().manual_seed(settings.seed)
     losses: list[float] = []
-    text = TextColumn("loss {task.fields[loss]:.3f}  unseen {task.fields[unseen]:.1%}")
+    text = TextColumn("loss {task.fields[loss]}  unseen {task.fields[unseen]}")
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), text, TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("training", total=steps, loss=0.0, unseen=0.0)
+        task = progress.add_task("training", total=steps, loss="-", unseen="-")
         for _ in range(settings.epochs):
             for chosen in torch.randperm(len(data.train.trees), generator=shuffle).split(settings.batch):
                 graph, words, labels = data.train.batch(chosen.tolist())
@@ -137,8 +137,8 @@ def train(model: TreeLSTM, data: Data, settings: Settings, console: Console) -> 
                 optimizer.step()
                 schedule.step()
                 losses.append(loss.item())
-                progress.update(task, advance=1, loss=losses[-1])
-            progress.update(task, unseen=root_accuracy(model, data.test))
+                progress.update(task, advance=1, loss=f"{losses[-1]:.3f}")
+            progress.update(task, unseen=f"{root_accuracy(model, data.test):.1%}")
     return losses
 
 

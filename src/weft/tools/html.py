@@ -48,7 +48,7 @@ _PIECES = (
     "Operations in each piece of a cell, matrix products among them in bold. During and back run once per step, all others "
     "once. Backward: if every output has a gradient."
 )
-_ARENAS = "Memory of the states that vertices exchange, in the colours of the types that write them."
+_ARENAS = "Memory of the states or results that are exchanged, in the colours of the types that write them."
 
 
 def _header(planned: Planned, small: bool = False) -> str:
