@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks import data, report
+from benchmarks import data, plot, report
 from benchmarks.harness import CLOCKS, Instance, Mode, Timing, Unequal, best_hand, check, measure
 from benchmarks.peers import run_peer
 from benchmarks.workloads import WORKLOADS
@@ -103,8 +103,10 @@ def main(given: Sequence[str] | None = None) -> int:
         console.print(f"[bold]not equal[/bold]: {why}")
         return 1
     path = report.write(results, chosen.out)
+    plot.write(results, path.with_suffix(".svg"))
     missed = sum(not verdict.passed for result in results for verdict in result.verdicts())
-    console.print(f"{sum(len(r.verdicts()) for r in results)} targets, {missed} missed; report: {path.name}")
+    console.print(f"{sum(len(r.verdicts()) for r in results)} targets, {missed} missed")
+    console.print(f"report: {path}\nplot: {path.with_suffix('.svg')}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
