@@ -7,12 +7,17 @@ one differs, the cell is traced again.
 
 from __future__ import annotations
 
+import os
+import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cache, partial
+from itertools import chain, islice
 from operator import attrgetter, call, is_, itemgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +27,10 @@ from weft.errors import TraceError
 
 _INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft", "_weft_recorded"}
 _LIBRARIES = frozenset({"torch", "numpy", "math", "typing", "collections", "functools", "itertools", "operator", "weft"})
+_OPAQUE = ("logging", "threading")
+"""What objects of these modules hold is large, changes often, and is nothing to compute with."""
+_STANDARD = str(Path(os.__file__).parent) + os.sep
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -33,6 +42,35 @@ class _Closure:
 
     def __getitem__(self, _: str) -> Any:
         return self.cell.cell_contents
+
+
+class _Slots:
+    """The attributes of an object that are in no dictionary."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self.holder, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self.holder, name, value)
+
+
+class _Members:
+    """The members of a set, in the order in which it gives them."""
+
+    def __init__(self, members: set[Any] | frozenset[Any]) -> None:
+        self.members = members
+
+    def __getitem__(self, at: int) -> Any:
+        try:
+            return next(islice(self.members, at, None))
+        except StopIteration:
+            raise IndexError(at) from None
 
 
 class _Scripted:
@@ -69,8 +107,10 @@ class Surroundings:
     objects: list[Place] = field(default_factory=list)
     """Functions, modules and other objects: replacing one by another is a change."""
     sizes: list[Any] = field(default_factory=list)
-    """Dictionaries and lists to which nothing may be added."""
+    """Dictionaries, lists and sets to which nothing may be added."""
     modules: list[nn.Module] = field(default_factory=list)
+    attributes: list[dict[str, Any]] = field(default_factory=list)
+    """Those of objects that are no modules."""
     roots: tuple[Any, ...] = ()
     _alive: list[Any] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
@@ -90,10 +130,8 @@ class Surroundings:
                 pending.extend(self._function(root))
             elif isinstance(root, types.MethodType):
                 pending.extend((root.__func__, root.__self__))
-            elif isinstance(root, dict | list | tuple):
-                pending.extend(self._container(root))
-            elif hasattr(root, "__dict__") and not isinstance(root, type | types.ModuleType) and not _from_torch(root):
-                pending.extend((root.__dict__, *_methods(type(root))))
+            elif not isinstance(root, type | types.ModuleType) and not _is_opaque(root):
+                pending.extend(self._object(root))
         return self
 
     def place_of(self, tensor: Tensor) -> Place | None:
@@ -110,15 +148,35 @@ class Surroundings:
             for key in container:
                 if key not in _INTERNAL:
                     yield from self._place((container, key))
-        for cls in type(module).__mro__:
-            if not cls.__module__.startswith("torch."):
-                yield from _methods(cls)
-                members, own = vars(cls), cls.__module__.partition(".")[0] not in _LIBRARIES
+        yield from self._classes(type(module))
+
+    def _classes(self, cls: type) -> Iterator[Any]:
+        """What the code of an object reads of its class."""
+        for each in cls.__mro__:
+            if not each.__module__.startswith(("torch.", "builtins")):
+                yield from _methods(each)
+                members, own = vars(each), not _in_library(each.__module__)
                 for key, value in members.items():
                     if _is_plain(value) and not key.startswith("__"):
                         self.settings.append((members, key))
                     elif own and _function_of(value) is not None:
                         self.objects.append((members, key))
+                    elif own and isinstance(value, Tensor):
+                        self.tensors.append((members, key))
+
+    def _object(self, root: Any) -> Iterator[Any]:
+        """What an object that is no module holds: members, what a partial function has been given, attributes."""
+        is_container, own = isinstance(root, _CONTAINERS), not _in_library(type(root).__module__)
+        if is_container:
+            yield from self._container(root)
+        elif isinstance(root, partial):
+            yield from (root.func, root.args, root.keywords)
+        if hasattr(root, "__dict__") and (own or not is_container):
+            self.attributes.append(root.__dict__)
+            yield root.__dict__
+            yield from self._classes(type(root))
+        for name in _slots(type(root)) if own else ():
+            yield from self._place((_Slots(root), name))
 
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
         names = set(_names(function.__code__))
@@ -128,13 +186,15 @@ class Surroundings:
         for container in (function.__kwdefaults__ or {}, dict(enumerate(function.__defaults__ or ()))):
             for key in container:
                 yield from self._place((container, key))
-        in_library = str(function.__module__).partition(".")[0] in _LIBRARIES
+        in_library = _in_library(
+            str(function.__globals__.get("__name__"))
+        )  # a marked function bears the name of another module
         for name in names:
             value = function.__globals__.get(name)
             if in_library and not isinstance(value, Tensor):
                 continue  # what others gave it is in its closure; the library itself does not change
             if isinstance(value, types.ModuleType):
-                if value.__name__.partition(".")[0] not in _LIBRARIES:
+                if not _in_library(value.__name__):
                     for inner in names & value.__dict__.keys():
                         yield from self._place((value.__dict__, inner))
             elif name in function.__globals__:
@@ -143,7 +203,7 @@ class Surroundings:
 
     def _class(self, value: Any, names: set[str]) -> None:
         """What code reads of a class: `Settings.scale`."""
-        if not isinstance(value, type) or value.__module__.partition(".")[0] in _LIBRARIES:
+        if not isinstance(value, type) or _in_library(value.__module__):
             return
         for members in map(vars, value.__mro__):
             for key in sorted(names & members.keys()):
@@ -152,11 +212,12 @@ class Surroundings:
                 elif _is_plain(members[key]):
                     self.settings.append((members, key))
 
-    def _container(self, container: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterator[Any]:
-        if not isinstance(container, tuple):
+    def _container(self, container: Any) -> Iterator[Any]:
+        if not isinstance(container, tuple | frozenset):
             self.sizes.append(container)
+        held = _Members(container) if isinstance(container, set | frozenset) else container
         for key in list(container) if isinstance(container, dict) else range(len(container)):
-            yield from self._place((container, key))
+            yield from self._place((held, key))
 
     def _place(self, place: Place) -> Iterator[Any]:
         value = fetch(place)
@@ -166,8 +227,36 @@ class Surroundings:
             self.settings.append(place)
         elif not isinstance(value, types.ModuleType):
             self.objects.append(place)
-            if not isinstance(value, type) and (isinstance(value, nn.Module) or not _from_torch(value)):
+            if not isinstance(value, type) and (isinstance(value, nn.Module) or not _is_opaque(value)):
                 yield value
+
+
+def holds_more(value: Any) -> bool:
+    """Whether there may be tensors or settings in what is neither a tensor nor a setting itself."""
+    if isinstance(value, (nn.Module, types.FunctionType, types.MethodType, partial, *_CONTAINERS)):
+        return True
+    if isinstance(value, type | types.ModuleType) or _is_plain(value) or _is_opaque(value):
+        return False
+    return hasattr(value, "__dict__") or any(True for _ in _slots(type(value)))
+
+
+def _is_opaque(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] in _OPAQUE or _from_torch(value)
+
+
+@cache
+def _in_library(module: str) -> bool:
+    """Whether a module, by its name, is one that does not change and knows of nothing that does: Python's own are so, too."""
+    if module.partition(".")[0] in _LIBRARIES or module in sys.builtin_module_names:
+        return True
+    file = str(getattr(sys.modules.get(module), "__file__", None) or "")
+    return file.startswith(_STANDARD) and "-packages" not in file
+
+
+def _slots(cls: type) -> Iterator[str]:
+    """The attributes that a class keeps in no dictionary."""
+    for each in cls.__mro__:
+        yield from [name for name, member in vars(each).items() if isinstance(member, types.MemberDescriptorType)]
 
 
 def _methods(cls: type) -> Iterator[Any]:
@@ -178,9 +267,13 @@ def _methods(cls: type) -> Iterator[Any]:
             yield function
 
 
+_WRAPPED = ("fget", "__func__", "func")
+"""Where properties, methods of classes, and cached properties keep their function."""
+
+
 def _function_of(member: Any) -> types.FunctionType | None:
     """The function that a member of a class is, however it is wrapped."""
-    function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+    function = next((found for name in _WRAPPED if (found := getattr(member, name, None)) is not None), member)
     return function if isinstance(function, types.FunctionType) and not _from_torch(function) else None
 
 
@@ -205,8 +298,9 @@ class Disturbed(TraceError):
 
 @contextmanager
 def undisturbed(surroundings: Surroundings) -> Iterator[None]:
-    """Take back tensors that the code assigns to modules while it runs on stand-ins, and say that it did."""
-    before = [(d, dict(d)) for module in surroundings.modules for d in (module.__dict__, module._buffers)]
+    """Take back tensors that the code assigns to its objects while it runs on stand-ins, and say that it did."""
+    watched = [d for module in surroundings.modules for d in (module.__dict__, module._buffers)]
+    before = [(d, dict(d)) for d in (*watched, *surroundings.attributes)]
     try:
         yield
     finally:

@@ -235,8 +235,9 @@ def trace_plainly(
     except FROM_OUTSIDE:
         raise
     except Exception:
-        run, way = row_by_row(body, spec), "row by row"
+        run, way = row_by_row(name, body, spec), "row by row"
     plain = Plain(
+        name,
         run,
         names,
         tuple(signature.outputs),

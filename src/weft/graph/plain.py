@@ -35,6 +35,7 @@ Run = Callable[[dict[Name, Tensor], int], dict[Name, Tensor]]
 class Plain:
     """The three operations of one untraceable cell."""
 
+    name: str
     run: Run
     names: tuple[Name, ...]
     outputs: tuple[Name, ...]
@@ -42,6 +43,7 @@ class Plain:
     captures: Callable[[], list[Tensor]]
     around: Callable[[], AbstractContextManager[Any]]
     checked: bool = False
+    """Whether a run with gradients enabled has shown which tensors they end in."""
     specs: Sequence[TensorSpec] = ()
     """What each output looked like when the cell was looked at."""
 
@@ -86,7 +88,8 @@ class Plain:
         number = records["next"] = records.get("next", -1) + 1
         training = records.get("training", False)
         given = dict(zip(self.names, tensors, strict=True))
-        with torch.set_grad_enabled(training), self.around():
+        looks = not self.checked and (training or records.get("may learn", False))
+        with torch.set_grad_enabled(training or looks), self.around():
             # Steps write into memory that these rows are views of, so the graph keeps copies.
             leaves = {name: tensor.detach().clone() for name, tensor in given.items()} if training else given
             for name, is_learning in zip(self.names, learns, strict=True) if training else ():
@@ -94,8 +97,9 @@ class Plain:
             results = self.run(leaves, n)
             ordered = [results[name] for name in self.outputs]
             self._check_shapes(ordered, n)
-        if training:
+        if looks:
             self._check_parameters(ordered, leaves)
+        if training:
             records[number] = ([leaves[name] for name in self.diff], ordered)
         device = tensors[0].device if tensors else ordered[0].device
         return *(value.detach() for value in ordered), torch.full((n,), number, dtype=torch.int64, device=device)
@@ -103,13 +107,10 @@ class Plain:
     def _check_shapes(self, outputs: list[Tensor], n: int) -> None:
         for found, spec in zip(outputs, self.specs, strict=True):
             if tuple(found.shape) != (n, *spec.shape):
-                raise unlike(spec, tuple(found.shape[1:]))
+                raise unlike(self.name, spec, tuple(found.shape[1:]))
 
     def _check_parameters(self, outputs: list[Tensor], leaves: dict[Name, Tensor]) -> None:
-        """Once: no gradient may end in a tensor that weft does not know of, or it would be lost."""
-        if self.checked:
-            return
-        self.checked = True
+        """No gradient may end in a tensor that weft does not know of, or it would be lost."""
         known = {id(tensor) for tensor in [*self.captures(), *leaves.values()]}
         pending, seen = [out.grad_fn for out in outputs if out.grad_fn is not None], set[Any]()
         while pending:
@@ -120,10 +121,11 @@ class Plain:
             tensor = getattr(node, "variable", None)
             if tensor is not None and id(tensor) not in known:
                 raise TraceError(
-                    f"it uses a parameter of shape {list(tensor.shape)} that is not found in its modules, attributes, closure "
-                    "or globals; register it as a parameter"
+                    f"{self.name} uses a parameter of shape {list(tensor.shape)} that is not found in its modules, attributes, "
+                    "arguments, closure or globals; keep it in one of them, or pass it as an argument"
                 )
             pending += [next_node for next_node, _ in node.next_functions if next_node is not None]
+        self.checked = True
 
     def row_grads(self, token: Tensor, cotangents: list[Tensor], n: int, e: int, records: Records) -> list[Tensor]:
         """Rows of one or several remembered graphs, in order."""
@@ -179,7 +181,7 @@ class Unforeseen(TraceError):
         self.name, self.spec = name, spec
 
 
-def row_by_row(body: Any, spec: Spec) -> Run:
+def row_by_row(name: str, body: Any, spec: Spec) -> Run:
     """Run a cell one row at a time: always right, never fast."""
 
     def run(inputs: dict[Name, Tensor], n: int) -> dict[Name, Tensor]:
@@ -188,22 +190,22 @@ def row_by_row(body: Any, spec: Spec) -> Run:
         for row in range(n):
             edges = [] if seg is None else torch.nonzero(seg == row).flatten().tolist()
             results.append(body(_RowOf(spec, inputs, row, edges)))
-        return {name: _stacked([torch.as_tensor(result[name]) for result in results]) for name in results[0]}
+        return {key: _stacked(name, [torch.as_tensor(result[key]) for result in results]) for key in results[0]}
 
     return run
 
 
-def _stacked(rows: list[Tensor]) -> Tensor:
+def _stacked(name: str, rows: list[Tensor]) -> Tensor:
     other = next((row for row in rows if row.shape != rows[0].shape), None)
     if other is not None:
-        raise unlike(TensorSpec(tuple(rows[0].shape), rows[0].dtype), tuple(other.shape))
+        raise unlike(name, TensorSpec(tuple(rows[0].shape), rows[0].dtype), tuple(other.shape))
     return torch.stack(rows)
 
 
-def unlike(spec: TensorSpec, shape: tuple[int, ...]) -> ShapeError:
+def unlike(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> ShapeError:
     return ShapeError(
-        f"it gives a tensor of shape {list(spec.shape)} for some rows and {list(shape)} for others; the shapes of results may "
-        "not depend on values"
+        f"{name} gives a tensor of shape {list(spec.shape)} for some rows and {list(shape)} for others; the shapes of its "
+        "results may not depend on values"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import TraceError
+from weft.graph.capture import holds_more
 from weft.lazy.blame import Site
 from weft.lazy.changes import version_of
 from weft.lazy.constants import Constant
+from weft.lazy.identity import Frozen, closed_over, frozen, identity
 from weft.lazy.keeping import refuse_reading
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import build
-from weft.lazy.ops import Arg, Captured, Feed, NeedsRow, NeedsValue, Op, Window, holes_filled
+from weft.lazy.ops import Arg, Captured, Closing, Feed, NeedsRow, NeedsValue, Op, Window, holes_filled
 from weft.lazy.quick import remember, short
 from weft.lazy.shaped import BY_ALL, shaped
 from weft.lazy.state import Entry
@@ -257,6 +259,10 @@ def _walk_object(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: 
         walk(tape, [getattr(item, f.name) for f in dataclasses.fields(item)], key, refs, feeds)
     elif isinstance(item, nn.Module):
         key += (BY_IDENTITY, id(item), item.training)
+    elif isinstance(item, FunctionType):
+        alike = identity(item)
+        key += (BY_IDENTITY, alike)
+        walk(tape, () if alike is item else closed_over(item), key, refs, feeds)
     else:
         try:
             hash(item)
@@ -311,7 +317,12 @@ class Found:
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             fields = {f.name: self.template(tape, getattr(item, f.name)) for f in dataclasses.fields(item)}
             return dataclasses.replace(item, **fields)
-        if isinstance(item, nn.Module):
+        if isinstance(item, FunctionType) and item is not identity(item):
+            values = closed_over(item)
+            item = Frozen(item) if values else frozen(item)
+            self.owners.append(item)
+            return Closing(item, self.template(tape, values)) if values else item
+        if holds_more(item):
             self.owners.append(item)
         return item
 

@@ -204,7 +204,7 @@ def _check_not_replaced(tape: Tape) -> None:
         for key in tape.world.relied.get(op, ()):
             if key in replaced:
                 (container, name), before = replaced[key]
-                if not isinstance(container[name], Tensor):
+                if not isinstance(fetch((container, name)), Tensor) and hasattr(container, "__setitem__"):
                     container[name] = before
                 raise TraceError(
                     f"another tensor was put in the place of a tensor of the model ({name}, of shape {list(before.shape)}), "

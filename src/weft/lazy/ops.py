@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,14 @@ class Captured:
     """A tensor of the model, at the place where it is looked up."""
 
     place: Place
+
+
+@dataclass(frozen=True, eq=False)
+class Closing:
+    """A function that closes over results of other calls, which are its first argument."""
+
+    function: Callable[..., Any]
+    values: tuple[Any, ...]
 
 
 class Window(dict[Any, Any]):
@@ -96,6 +105,8 @@ def fill(template: Any, args: Sequence[Any], feeds: Sequence[Any]) -> Any:
         return feeds[template.at]
     if cls is Captured:
         return fetch(template.place)
+    if cls is Closing:
+        return partial(template.function, fill(template.values, args, feeds))
     if cls is tuple or cls is list:
         return cls(fill(part, args, feeds) for part in template)
     if cls is slice:

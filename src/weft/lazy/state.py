@@ -80,9 +80,12 @@ class World:
 
     def rely_on(self, op: Op) -> None:
         """What was found out about an operation holds while its tensors look as they do now."""
-        called = Surroundings().add(*[owner for owner in op.owners if isinstance(owner, nn.Module)])
-        if called.modules:
-            called.settings = [place for place in called.settings if place[1] != "training"]  # which is part of signatures
+        given = [owner for owner in op.owners if not isinstance(owner, Window)]
+        called = Surroundings().add(*[owner for owner in given if isinstance(owner, nn.Module) or owner is not op.func])
+        if called.roots:
+            modules = [module for owner in given if isinstance(owner, nn.Module) for module in owner.modules()]
+            signed = {(id(module.__dict__), "training") for module in modules}  # which is part of signatures
+            called.settings = [place for place in called.settings if (id(place[0]), place[1]) not in signed]
             self._watched[op], self._guards = Guards(called), None
         for place in (*called.tensors, *[owner.place for owner in op.owners if isinstance(owner, Window)]):
             key = (id(place[0]), place[1])
@@ -100,7 +103,9 @@ class World:
             return False
         for op in changed:
             self.relied.pop(op, None)
+            op.__dict__.pop("around", None)
             self.rely_on(op)
+        self.captured.clear()
         return True
 
     def replaced(self) -> dict[tuple[int, Any], tuple[Place, Tensor]]:

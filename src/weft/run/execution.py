@@ -38,7 +38,7 @@ class Execution:
         self.learns, self.codes = kind.learns, kind.codes
         self.memory: list[Tensor] = []
         self.borrowed: set[int] = set()
-        self.records: dict[Any, Any] = {"training": self.training}
+        self.records: dict[Any, Any] = {"training": self.training, "may learn": torch.is_grad_enabled()}
         if has_own_memory(call.device):
             self.indices.bring(self.training, self._step_tables)
 
