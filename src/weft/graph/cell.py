@@ -161,11 +161,18 @@ def trace(
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
         with undisturbed(surroundings), placed(spec.device):
             tape = _tape(body, spec, signature)
+        _check_dense(tape)
     except (WeftError, *FROM_OUTSIDE):
         raise
     except Exception as error:
         raise TraceError(_reason(error)) from error
     return _finished(name, tape, spec, signature.asked, signature.outputs, places, surroundings, None, groups)
+
+
+def _check_dense(tape: Tape) -> None:
+    sparse = next((value for value in tape.values if "sparse_coo" in str(value.target)), None)
+    if sparse is not None:
+        raise TraceError(f"a tensor of shape {list(sparse.shape or ())} gets a sparse gradient, as with Embedding(sparse=True)")
 
 
 def hand_on(name: str, spec: Spec, signature: Signature) -> Trace:

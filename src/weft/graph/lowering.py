@@ -221,6 +221,42 @@ def _gumbel_softmax(
     return chosen - soft.detach() + soft
 
 
+def _embedding(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """With scale_grad_by_freq= gradients are divided by how often a row is looked up in one call, not in all of them."""
+    names = _EMBEDDING.get(func)
+    given = {} if names is None else {**dict(zip(names, args, strict=False)), **kwargs}
+    index = given.get("input", given.get("indices"))
+    if not given.get("scale_grad_by_freq") or not isinstance(index, Tensor) or not torch._C._functorch.is_batchedtensor(index):
+        return func(*args, **kwargs)
+    rows = func(**{**given, "scale_grad_by_freq": False})
+    if index.numel() < 2:
+        return rows
+    count = _counts(index.flatten().long(), given["weight"].shape[0]).reshape(*index.shape, 1)
+    part = 1 / count.to(rows.dtype)
+    return torch.where(count == 1, rows, rows * part + rows.detach() * (1 - part))
+
+
+def _counts(index: Tensor, most: int) -> Tensor:
+    """How often each of these numbers is among them."""
+    if len(index) ** 2 <= most:
+        return (index.unsqueeze(0) == index.unsqueeze(1)).sum(0)
+    return torch.zeros(most, dtype=torch.int64, device=index.device).scatter_add(0, index, torch.ones_like(index))[index]
+
+
+_EMBEDDING: dict[Any, tuple[str, ...]] = {
+    torch.nn.functional.embedding: (
+        "input",
+        "weight",
+        "padding_idx",
+        "max_norm",
+        "norm_type",
+        "scale_grad_by_freq",
+        "sparse",
+    ),
+    torch.embedding: ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"),
+}
+
+
 LOWERINGS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "lstm_cell": _step(lstm_step),
@@ -228,6 +264,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "rnn_tanh_cell": _step(tanh_step),
     "rnn_relu_cell": _step(relu_step),
     "bilinear": _bilinear,
+    "embedding": _embedding,
     "kl_div": _kl_div,
     "index_add": _index_add,
     "randperm": _randperm,

@@ -92,7 +92,7 @@ def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: 
             tape.others[module] = True
         return _call(module, *args, **kwargs)
     tape.ones[module] = True
-    if isinstance(module, BY_ROW) and len(args) == 1 and not kwargs and isinstance(args[0], Stacked) and args[0].ndim > 1:
+    if len(args) == 1 and not kwargs and isinstance(args[0], Stacked) and args[0].ndim > 1 and _is_by_row(module):
         return args[0]._each(module)
     return record_owned(tape, module, args, kwargs, frame, module)
 
@@ -253,6 +253,10 @@ BY_ROW = (
     nn.Softplus,
 )
 """Layers that treat the rows of a stack alike."""
+
+
+def _is_by_row(module: nn.Module) -> bool:
+    return isinstance(module, BY_ROW) and not getattr(module, "scale_grad_by_freq", False)  # which counts over all rows
 
 
 def _carries_hooks(module: nn.Module) -> bool:
