@@ -47,9 +47,9 @@ class FallbackWarning(UserWarning):
 
 
 def warn(text: str, category: type[Warning] = FallbackWarning) -> None:
-    """Warn at the line of the user's code that led here: the nearest that is neither weft's nor torch's."""
+    """Warn at the line of the user's code that led here: the nearest that is neither weft's, nor generated, nor torch's."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("weft", "torch"):
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("weft", "torch", ""):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)

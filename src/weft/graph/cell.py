@@ -23,10 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, undisturbed
-from weft.graph.hooks import has_backward_hooks, hooked
+from weft.graph.hooks import hooked, kind_of_hooks, unhooked
 from weft.graph.lowering import TENSOR_HOOKS, CellMode
 from weft.graph.placed import is_on, placed
-from weft.graph.plain import Plain, Run, quietly, row_by_row
+from weft.graph.plain import Plain, Run, quietly, row_by_row, wary
 from weft.graph.ports import PER_EDGE, ports_of
 from weft.graph.program import Port
 from weft.graph.rows import ManyRows, OneRow, Spec, TensorSpec
@@ -67,6 +67,8 @@ class Trace:
     modules: list[nn.Module]
     fallback: str | None = None
     """Why the cell runs by slower batching, if it does."""
+    hooks: str | None = None
+    """The kind of hooks that modules in it carry."""
 
     def captured(self) -> list[Tensor]:
         return [fetch(place) for place in self.places]
@@ -77,7 +79,7 @@ class Trace:
                 return False
         if not self.guards.hold():
             return False
-        return (hooked(self.modules) is not None) == (self.fallback is not None and self.fallback.startswith(_HOOKS))
+        return kind_of_hooks(self.modules) == self.hooks
 
 
 def _kind(tensor: Any) -> tuple[Any, ...]:
@@ -233,16 +235,19 @@ def trace_plainly(
     def batched(inputs: dict[Name, Tensor], n: int) -> dict[Name, Tensor]:
         return _batched(body, spec, whole, inputs, n)
 
-    run, way = quietly(batched), "by plain vmap"
+    run, way, hooks = quietly(batched), "by plain vmap", kind_of_hooks(_inner(surroundings))
     diff = tuple(n for n in asked if n in names and differentiable(asked[n]) and n[0] != "count")
     try:
-        if reason == TENSOR_HOOKS or any(map(has_backward_hooks, _inner(surroundings))):
+        if reason == TENSOR_HOOKS or hooks == "backward":
             raise TraceError(_HOOKS)  # which vmap would not call
-        _try({n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}, run, diff, device)
+        with unhooked(surroundings.modules), unhooked(surroundings.modules):
+            _try({n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}, run, diff, device)
     except FROM_OUTSIDE:
         raise
     except Exception:
         run, way = row_by_row(name, body, spec), "row by row"
+    else:
+        run = run if hooks is None else wary(name, run, row_by_row(name, body, spec))
     plain = Plain(
         name,
         run,
@@ -283,7 +288,8 @@ def _finished(
         if port.kind == "slots":
             join_slots(tape, port.positions)
     kinds = tuple(_kind(fetch(place)) for place in places)
-    return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings), _inner(surroundings), fallback)
+    inner = _inner(surroundings)
+    return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings), inner, fallback, kind_of_hooks(inner))
 
 
 def _place(surroundings: Surroundings, tensor: Tensor) -> Place:

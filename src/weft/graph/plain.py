@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from weft.errors import ShapeError, TraceError
+from weft.errors import FROM_OUTSIDE, ShapeError, TraceError, WeftError, warn
 from weft.graph.ops import Operation
 from weft.graph.rows import ChildFunction, Spec, TensorSpec, _Asking
 from weft.graph.tape import Name, Rows, Tape, Value
@@ -240,6 +240,31 @@ class _RowOf(_Asking):
 
     def reduce_max(self, per_edge: Tensor) -> Tensor:
         return per_edge.amax(0) if per_edge.shape[0] else per_edge.new_zeros(per_edge.shape[1:])
+
+
+def wary(name: str, run: Run, one_by_one: Run) -> Run:
+    """Hooks are not tried beforehand: what they do may be impossible for all rows at once."""
+    fails = False
+
+    def careful(inputs: dict[Name, Tensor], n: int) -> dict[Name, Tensor]:
+        nonlocal fails
+        if not fails:
+            device = next((tensor.device for tensor in inputs.values()), torch.device("cpu"))
+            state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            try:
+                return run(inputs, n)
+            except (WeftError, *FROM_OUTSIDE):
+                raise
+            except Exception as error:
+                torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+                found = one_by_one(inputs, n)  # an error of the code, and not of batching it, is raised again here
+                fails = True
+                text = str(error).strip().split("\n")[0][:200]
+                warn(f"{name}: a hook in it cannot be batched ({type(error).__name__}: {text}); it runs row by row")
+                return found
+        return one_by_one(inputs, n)
+
+    return careful
 
 
 def quietly(run: Run) -> Run:

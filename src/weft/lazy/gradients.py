@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weft.errors import FROM_OUTSIDE
 from weft.graph.capture import Surroundings, fetch
+from weft.graph.hooks import unhooked
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS
 from weft.graph.twin import unwatched
@@ -221,10 +222,15 @@ def _flags(op: Op) -> Iterator[bool]:
 
 def captured(op: Op) -> Iterator[Any]:
     """What an operation reaches of the model's tensors."""
-    around = op.__dict__.get("around")
-    if around is None:
-        around = op.__dict__["around"] = Surroundings().add(*op.owners)
+    around = _around(op)
     return chain(map(fetch, around.tensors), parameters_of(around.modules))  # there may be new ones
+
+
+def _around(op: Op) -> Surroundings:
+    found: Surroundings | None = op.__dict__.get("around")
+    if found is None:
+        found = op.__dict__["around"] = Surroundings().add(*op.owners)
+    return found
 
 
 def parameters_of(modules: Sequence[nn.Module]) -> Iterator[Tensor]:
@@ -246,7 +252,8 @@ def parameters_of(modules: Sequence[nn.Module]) -> Iterator[Tensor]:
 def _tried(tape: Tape, op: Op) -> Reach | None:
     """What the code of a cell says itself, run on fake tensors; None where it does not run on them."""
     try:
-        with tape.pause(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), unwatched():
+        modules = _around(op).modules
+        with tape.pause(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), unwatched(), unhooked(modules):
             return _bits(op, False), _bits(op, True)
     except FROM_OUTSIDE:
         raise

@@ -23,7 +23,7 @@ from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.calls import CallType
 from weft.graph.capture import Place, Surroundings, fetch
 from weft.graph.cell import discover
-from weft.graph.hooks import hooked
+from weft.graph.hooks import hooked, unhooked
 from weft.graph.tracing import tracing
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import Structure, flatten
@@ -171,6 +171,8 @@ class Op:
 
     views_model = False
     """Whether what comes out is a view of a tensor of the model."""
+    _modules: Sequence[nn.Module] = ()
+    """Modules that a cell calls, whose hooks did not run when it was looked at."""
 
     def __init__(
         self,
@@ -213,6 +215,8 @@ class Op:
         else:
             with self.setting():
                 result = self.func(*positional, **keywords)
+        if self._modules and self._found is not None and hooked(self._modules) is not None:
+            self._check_hooked(result)
         if result.__class__ is Tensor and self._found is not None and not self.setting.detached:
             return [result]
         leaves: list[Any] = []
@@ -236,6 +240,18 @@ class Op:
         elif structure != self.structure:
             raise TraceError(f"{self.name} gives another structure than at its first call with these shapes; use one structure")
 
+    def _check_hooked(self, result: Any) -> None:
+        """What was found without hooks still comes out with them."""
+        leaves: list[Any] = []
+        structure = flatten(result, leaves)
+        found = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
+        expected = [tuple(kind.shape) for kind in self.outs]
+        if structure != self.structure or found != expected:
+            raise TraceError(
+                f"{self.name}: a hook in it changes what comes out, from {_shown(expected)} to {_shown(found)}; hooks of "
+                "modules in a cell may change numbers, not shapes: let the code of the cell do that"
+            )
+
     def _check_rows(self, tensor: Tensor) -> None:
         """Refuse tensors that cannot be rows of one tensor."""
         if tensor.layout is not torch.strided:
@@ -257,7 +273,8 @@ class Op:
             with watch:
                 return probe.engine_body()(rows)
 
-        with tracing:
+        modules = Surroundings().add(*self.owners).modules if self.is_cell else []
+        with tracing, unhooked(modules), unhooked(modules):
             try:
                 found = None if self.name in UNCHECKED else discover(body, probe.spec).outputs
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -274,7 +291,7 @@ class Op:
                 self._found = None
                 sample = dict(zip(probe.asked, self._row or (), strict=False))
                 found = discover(probe.engine_body(), probe.spec, sample).outputs
-        self.random = watch.random
+        self.random, self._modules = watch.random, modules
         self.outs = tuple(kind_of(spec.shape, spec.dtype) for spec in found.values())
         if len(self.outs) > LOW:
             raise TraceError(
@@ -298,7 +315,7 @@ class Op:
         except Exception:  # fake tensors may tell, or the error comes up there in the user's words
             self._found = None
             return False
-        self.outs = tuple(kind_of(tensor.shape, tensor.dtype) for tensor in tensors)
+        self.outs, self._modules = tuple(kind_of(tensor.shape, tensor.dtype) for tensor in tensors), like._modules
         if self.structure == like.structure and all(tensor.device == torch.device(self.device) for tensor in tensors):
             return True
         self._found = None
@@ -349,6 +366,10 @@ def _is_of_torch(func: Any) -> bool:
     if not isinstance(func, nn.Module) or hooked(list(func.modules())) is not None:
         return False
     return all(type(part).__module__.startswith("torch.nn.modules.") for part in func.modules())
+
+
+def _shown(shapes: list[tuple[int, ...]]) -> str:
+    return " and ".join(f"a tensor of shape {list(shape)}" for shape in shapes) or "no tensor"
 
 
 class _Hole:
