@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import weft
 from lazy_parts import assert_equals_loop
@@ -109,3 +111,61 @@ def test_hooks_see_the_call() -> None:
     with pytest.warns(weft.FallbackWarning, match="it runs row by row"):
         weft.batched(lambda x: module(x)[0][-1])(SEQUENCES[:1])
     assert len(seen) == 1
+
+
+PACKED: dict[str, Callable[[Any, Tensor], Any]] = {
+    "one sequence": lambda x, _: pack_sequence([x]),
+    "three, sorted": lambda x, y: pack_sequence([torch.cat([x, x]), x, y[:1]]),
+    "three, not sorted": lambda x, y: pack_sequence([y[:1], torch.cat([x, x]), x], enforce_sorted=False),
+    "padded": lambda x, y: pack_padded_sequence(torch.stack([x, x * 2]), [len(x), 1], batch_first=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(4, 3),
+        lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True, proj_size=2),
+        lambda: nn.GRU(4, 3, bidirectional=True, batch_first=True),
+        lambda: nn.RNN(4, 3, num_layers=2),
+    ],
+)
+def test_packed_sequences_of_different_lengths(make: Callable[[], Any], name: str) -> None:
+    torch.manual_seed(0)
+    layer = make().double()
+    examples = [torch.randn(length, 4, dtype=torch.float64) for length in (3, 5, 3, 1)]
+
+    def fn(x: Tensor) -> Any:
+        out, last = layer(PACKED[name](x, x * 3))
+        padded, lengths = pad_packed_sequence(out)
+        return padded.sum(0), lengths.sum(), *(last if isinstance(last, tuple) else (last,))
+
+    assert_equals_loop(fn, examples, backends=["auto", "reference"])
+
+
+@pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
+def test_packed_sequences_with_states_to_begin_with() -> None:
+    torch.manual_seed(0)
+    layer = nn.GRU(4, 3, bidirectional=True).double()
+
+    def fn(x: Tensor) -> Any:
+        packed = pack_sequence([x[:1], x, x], enforce_sorted=False)
+        begin = torch.stack([torch.stack([x[0, :3], x[-1, :3], x[0, 1:]])] * 2)
+        out, last = layer(packed, begin)
+        return layer(PackedSequence(torch.cat([out.data[:, :4]]), *out[1:]), last)[1]
+
+    assert_equals_loop(fn, [torch.randn(length, 4, dtype=torch.float64) for length in (3, 2, 4)])
+
+
+@pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
+def test_a_packed_sequence_is_no_argument_of_a_cell() -> None:
+    layer = nn.LSTM(4, 3).double()
+    last = weft.cell(lambda packed: layer(packed)[1][0])
+    with pytest.raises(weft.TraceError) as told:
+        weft.batched(lambda x: last(pack_sequence([x])))(SEQUENCES)
+    assert str(told.value) == (
+        "a PackedSequence as an argument of a cell: how long its sequences are would be numbers in a tensor, and no shape may "
+        "depend on those; call the recurrent layer outside of the cell, or pass a tensor and pack it inside"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from weft.errors import TraceError
 from weft.graph.capture import holds_more
@@ -252,6 +253,11 @@ def feed(tape: Tape, tensor: Tensor, key: list[Any], feeds: list[Any]) -> None:
 
 def _walk_object(tape: Tape, item: Any, key: list[Any], refs: list[int], feeds: list[Any]) -> None:
     if isinstance(item, tuple) and hasattr(item, "_make"):
+        if isinstance(item, PackedSequence):
+            raise TraceError(
+                "a PackedSequence as an argument of a cell: how long its sequences are would be numbers in a tensor, and no "
+                "shape may depend on those; call the recurrent layer outside of the cell, or pass a tensor and pack it inside"
+            )
         key += (item.__class__, len(item))
         walk(tape, item, key, refs, feeds)
     elif dataclasses.is_dataclass(item) and not isinstance(item, type):
