@@ -118,3 +118,88 @@ def test_conversions_of_several_numbers_raise_what_tensors_raise(convert: Any, c
     with pytest.raises(type(expected.value)) as found:
         weft.batched(lambda x: convert(x.cos()) if convert is not torch.Tensor.item else x.cos().item())(torch.ones(2, count))
     assert str(found.value).splitlines()[0] == str(expected.value)
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("mine")
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x * self.count
+
+
+class Looking(nn.Module):
+    """Fails when the batch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(3, 2)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.words(index)  # type: ignore[no-any-return]
+
+
+@weft.cell
+def failing_function(x: Tensor) -> Tensor:
+    raise ValueError("mine")
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.parts = Failing(), nn.ModuleList([nn.Linear(2, 2), nn.Linear(3, 3)])
+        self.cell, self.nested = weft.cell(Failing()), weft.cell(nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(3, 3))))
+        self.look = weft.cell(Looking())
+
+    def forward(self, way: str) -> Any:
+        x = torch.ones(2)
+        if way == "look":
+            return self.look(torch.tensor(5))
+        if way == "parts":
+            return self.parts[1](x)
+        if way == "function":
+            return failing_function(x)
+        return x if way == "" else getattr(self, way)(x)
+
+
+@pytest.mark.parametrize(
+    ("way", "note"),
+    [
+        ("inner", "in inner (Failing)"),
+        ("cell", "in cell cell (Failing)"),
+        ("parts", "in parts.1 (Linear)"),
+        ("nested", "in nested.1.0 (Linear)"),
+        ("function", "in cell failing_function"),
+        ("look", "in look.words (Embedding)"),
+    ],
+)
+def test_an_error_names_the_module_or_cell_by_its_path(way: str, note: str) -> None:
+    for fn in (Outer(), Outer().forward):
+        with pytest.raises((ValueError, RuntimeError, IndexError)) as error:
+            weft.batched(fn)(["", way])
+        assert error.value.__notes__[:2] == ["in example 1", note]
+
+
+def test_an_error_in_code_that_is_no_module_names_the_path_from_the_first_module() -> None:
+    outer = Outer()
+    with pytest.raises(ValueError, match="mine") as error:
+        weft.batched(lambda way: outer(way))(["", "inner"])
+    assert error.value.__notes__ == ["in example 1", "in inner (Failing)"]
+
+
+def test_a_cell_that_changes_its_own_tensors_is_named() -> None:
+    counting = weft.cell(Counting())
+    with pytest.raises(weft.TraceError) as error:
+        weft.batched(lambda x: counting(x))(torch.ones(2, 2))
+    assert str(error.value) == (
+        "Counting: it changes a parameter, buffer or outside tensor in place (add_), which would be done once for a batch, and "
+        "not for every example; return what changes as a result, and change the tensor before or after the batched call"
+    )
+    assert counting.count == 0

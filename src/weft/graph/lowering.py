@@ -25,6 +25,13 @@ _HOOKING = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 _REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]  # it is a descriptor
 
 
+class ChangesOutside(TraceError):
+    """Code writes into a tensor that it was not given."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"it changes a parameter, buffer or outside tensor in place ({how})")
+
+
 class CellMode(TorchFunctionMode):
     """`stand_in` gives, for a tensor that the code mentions, the tensor to use instead."""
 
@@ -40,10 +47,10 @@ class CellMode(TorchFunctionMode):
         if func == _REQUIRES_GRAD and torch.is_grad_enabled():
             return self._is_trained(args[0])
         if _mutates(func, name) and args and isinstance(args[0], Tensor) and self.stand_in(args[0]) is not args[0]:
-            raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name})")
+            raise ChangesOutside(name)
         out = kwargs.get("out")
         if isinstance(out, Tensor) and self.stand_in(out) is not out:
-            raise TraceError(f"it changes a parameter, buffer or outside tensor in place ({name} with out=)")
+            raise ChangesOutside(f"{name} with out=")
         # A size is no list of numbers: Tensor.new(size) and Tensor.new(list) are two things.
         args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs), is_leaf=lambda part: isinstance(part, torch.Size))
         lowered = LOWERINGS.get(name)

@@ -17,7 +17,7 @@ from weft.graph.recording import References
 from weft.graph.transforms import is_transformed
 from weft.lazy.alone import run_alone
 from weft.lazy.arguments import Argument, split
-from weft.lazy.blame import name_example
+from weft.lazy.blame import name_example, name_path
 from weft.lazy.cached import CachedBatch, clear
 from weft.lazy.chains import Flags, Longs
 from weft.lazy.changes import check_shown, check_unchanged
@@ -160,6 +160,7 @@ class Batched:
                 results.append(fn(*given, **kwargs))
         except Exception as error:
             name_example(error, len(results))
+            name_path(error, error, fn)
             raise
         if not count:
             return empty(self.state, key, device_of(self.fn, items, count))

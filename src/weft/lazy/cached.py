@@ -19,7 +19,7 @@ from weft.graph.capture import fetch
 from weft.graph.program import Ints
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References
 from weft.lazy.arguments import Argument
-from weft.lazy.blame import WITHIN, name_example, name_site
+from weft.lazy.blame import WITHIN, name_example
 from weft.lazy.chains import Recorded
 from weft.lazy.changes import check_unchanged
 from weft.lazy.coarsen import Coarse
@@ -94,7 +94,7 @@ class CachedBatch:
             example = int(np.searchsorted(first, call, "right")) - 1
             at = int(kept[example].origin[call - first[example]]) + getattr(error, WITHIN, 0)
             name_example(error, example)
-            name_site(error, self.state.sites[kept[example].recorded.type[at]])
+            self.state.blame(error, int(kept[example].recorded.type[at]))
 
         groups = run_blaming(self.state.library, programs, wanted, self.batched.options, blame) if len(wanted) else []
         return kept[0].structure, assembled(kept, len(wanted), groups, self.batched.stack, self.device)

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from weft.errors import TypeMismatch
-from weft.lazy.modules import CELL, record_owned
+from weft.lazy.blame import CELL
+from weft.lazy.modules import record_owned
 from weft.lazy.tape import active
 
 F = TypeVar("F", bound=Callable[..., Any])

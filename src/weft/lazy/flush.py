@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 
 from weft.graph.calls import CallType
 from weft.graph.recording import CallProgram, References, Table
-from weft.lazy.blame import WITHIN, name_example, name_site
+from weft.lazy.blame import WITHIN, name_example
 from weft.lazy.chains import Flags, Layout, Longs
 from weft.lazy.changes import check_shown, check_unchanged, refuse_change
 from weft.lazy.coarsen import Coarse
@@ -151,4 +151,4 @@ class Flush:
         """The same for one of the calls that were recorded and run."""
         at, calls = self.selection.position(at), self.selection.calls
         name_example(error, int(calls.example[at]))
-        name_site(error, self.state.sites[int(calls.type[at])])
+        self.state.blame(error, int(calls.type[at]))

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from weft.errors import TraceError
 from weft.graph.hooks import has_backward_hooks, hooked
+from weft.lazy.blame import CELL
 from weft.lazy.calls import BY_IDENTITY, finish, is_of_many_sizes, looked_up, new_entry, realised
 from weft.lazy.constants import Constant
 from weft.lazy.identity import Frozen, closed_over, frozen, identity
@@ -23,9 +24,6 @@ from weft.lazy.stacks import Stacked
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, STEP, Value
-
-CELL = "_weft_cell"
-"""The attribute of modules and classes that `weft.cell` marked."""
 
 BATCHES = "_weft_batches"
 """The attribute of classes of modules that run by the engine themselves."""

@@ -24,6 +24,7 @@ from weft.graph.calls import CallType
 from weft.graph.capture import Place, Surroundings, fetch
 from weft.graph.cell import discover
 from weft.graph.hooks import hooked, unhooked
+from weft.graph.lowering import ChangesOutside
 from weft.graph.tracing import tracing
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import Structure, flatten
@@ -151,7 +152,11 @@ IN_TURN = (
     "takes its numbers from there one example after the other, which cannot be batched; leave generator= out, which "
     "torch.manual_seed decides, or draw the numbers before the call and pass them in"
 )
-"""What is wrong with max_norm= of embeddings and with generators, and what to do."""
+ONCE = (
+    "which would be done once for a batch, and not for every example; return what changes as a result, and change the tensor "
+    "before or after the batched call"
+)
+"""What is wrong with max_norm= of embeddings, with generators and with cells that change their tensors, and what to do."""
 
 
 FEW_NUMBERS = 1 << 18
@@ -281,6 +286,8 @@ class Op:
                 if not self.is_cell:
                     raise NeedsValue from error
                 found = None
+            except ChangesOutside as error:
+                raise TraceError(f"{self.name}: {error}, {ONCE}") from None
             except (WeftError, *FROM_OUTSIDE):
                 raise
             except Exception:  # of real tensors torch speaks in its own words, if it is an error there, too

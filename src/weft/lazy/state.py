@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from weft.graph.calls import CallType, Library
 from weft.graph.capture import Guards, Place, Surroundings, fetch
-from weft.lazy.blame import Site
+from weft.lazy.blame import Site, name_cell, name_site
 from weft.lazy.identity import frozen, identity
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Op, Setting, Window
@@ -189,6 +189,13 @@ class State:
             self.sites[len(self.fines)] = site
             self.fines.append(op)
             return len(self.fines) - 1
+
+    def blame(self, error: BaseException, number: int) -> None:
+        """Say in notes which cell a call of this type is of, if it is of one, and which line had recorded it."""
+        op = self.fines[number]
+        if op.is_cell:
+            name_cell(error, op.name, op.func, next(iter(self.roots), None))
+        name_site(error, self.sites[number])
 
     def widths(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """How many arguments each recorded type has, and whether there are further ones."""

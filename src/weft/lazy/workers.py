@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from weft.lazy.blame import name_example
+from weft.lazy.blame import name_example, name_path
 from weft.lazy.boundary import bounded
 from weft.lazy.ops import Setting
 from weft.lazy.refusals import explained
@@ -97,6 +97,7 @@ class Examples:
                     self.error = error if self.within is not None else explained(error)
                 if self.within is None:
                     name_example(self.error, number)
+                    name_path(self.error, error, next(iter(fibers.tape.state.roots), None))
             self.open -= 1
             if self.within is not None and fibers.tape.ended is None:
                 fibers.set_aside()
