@@ -262,3 +262,33 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "strings": (
+        lambda x: ("plain" if type(x) is Tensor else "batched", x * 2),
+        "policy 'auto', backend 'eager': output[0][0]: 'batched', one by one 'plain'",
+    ),
+    "None": (
+        lambda x: {"found": None if type(x) is Tensor else "it"},
+        "policy 'auto', backend 'eager': the result has the structure TreeSpec(dict, ['found'], [TreeSpec(list, None, [*, *, "
+        "*])]), one by one it has TreeSpec(dict, ['found'], [*])",
+    ),
+    "kinds": (
+        lambda x: [b"1" if type(x) is Tensor else "1", x],
+        "policy 'auto', backend 'eager': output[0][0]: '1', one by one b'1'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_objects_that_are_no_numbers_are_compared(name: str) -> None:
+    fn, message = OTHERS[name]
+    with pytest.raises(AssertionError) as error:
+        assert_equivalent(fn, torch.randn(3, 2), policies=["auto"])
+    assert str(error.value) == message
+
+
+def test_objects_that_are_equal_or_made_anew_are_no_difference() -> None:
+    array = np.ones(2)
+    assert_equivalent(lambda x: ("same", b"same", {"a": array, "b": np.ones(2)}, object(), None, x * 2), torch.randn(3, 2))

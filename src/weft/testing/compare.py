@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,31 @@ TOLERANCE = {
 def check_leaves(where: str, got: Outcome, expected: Outcome, tolerance: float | None) -> None:
     for name, leaf in got.leaves.items():
         check_tensor(f"{where}: {name}", leaf, expected.leaves[name], tolerance)
+
+
+def check_others(where: str, got: Outcome, expected: Outcome) -> None:
+    """Objects that are neither tensors nor numbers are equal, or at least of one class where being equal says nothing."""
+    for name in got.others.keys() | expected.others.keys():
+        if name not in got.others or name not in expected.others:
+            raise AssertionError(f"{where}: {name}: {_shown(got, name)}, one by one {_shown(expected, name)}")
+        one, other = got.others[name], expected.others[name]
+        if not _is_same(one, other):
+            raise AssertionError(f"{where}: {name}: {_shown(got, name)}, one by one {_shown(expected, name)}")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if not any("__eq__" in vars(cls) for cls in type(one).__mro__[:-1]):
+        return True  # made anew by every run
+    try:
+        return bool(one == other) or bool(one != one and other != other)
+    except Exception:  # an array of numpy does not say yes or no
+        return repr(one) == repr(other)
+
+
+def _shown(outcome: Outcome, name: str) -> str:
+    return repr(outcome.others[name])[:100] if name in outcome.others else "a tensor"
 
 
 def check_gradient(what: str, got: Tensor | None, expected: Tensor | None, tolerance: float | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from weft.api.function import VertexFunction
 from weft.errors import TypeMismatch
 from weft.plan.schedule import POLICIES
-from weft.testing.compare import check_alike, check_gradient, check_leaves, check_repeats
+from weft.testing.compare import check_alike, check_gradient, check_leaves, check_others, check_repeats
 from weft.testing.once import Outcome, Subject, outside_tensors, run_once
 from weft.testing.per_example import PerExample
 
@@ -40,7 +40,8 @@ def assert_equivalent(
     that require gradients take their place) and of captured tensors that require gradients. Per tensor `max|a-b|` may be at
     most `tolerance * max(1, max|b|)`; by default 1e-12 in float64, 1e-5 in float32, some units of rounding below. NaN
     and infinities must be at the same places. A gradient that is None counts as all zeros: whether a parameter that only some
-    vertices use is reached at all depends on the structure, and engines may find out or not.
+    vertices use is reached at all depends on the structure, and engines may find out or not. Results that are neither tensors
+    nor numbers must be equal.
 
     If the function draws random numbers (dropout in training), numbers cannot agree: then shapes, dtypes and finiteness are
     compared, which gradients exist, and that the same seed gives the same bits twice.
@@ -89,6 +90,7 @@ def _check(subject: Subject, options: dict[str, Any], expected: Outcome, seed: i
     shown, wanted = (" ".join(str(outcome.tree).split()) for outcome in (got, expected))
     if shown != wanted:
         raise AssertionError(f"{where}: the result has the structure {shown}, one by one it has {wanted}")
+    check_others(where, got, expected)
     if expected.is_random:
         check_repeats(where, got, run_once(subject, seed, options))
         check_alike(where, got, expected)

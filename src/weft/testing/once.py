@@ -13,6 +13,13 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_m
 from weft.graph.capture import Surroundings, fetch
 
 
+@dataclass(frozen=True, eq=False)
+class Other:
+    """An object in a result that is neither a tensor nor a number."""
+
+    value: Any
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run gave: named output leaves, and gradients (None: not connected) by the name of the tensor."""
@@ -21,6 +28,8 @@ class Outcome:
     leaves: dict[str, Tensor]
     gradients: dict[str, Tensor | None]
     is_random: bool
+    others: dict[str, Any]
+    """What is neither a tensor nor a number."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,10 @@ def run_once(subject: Subject, seed: int, options: Mapping[str, Any]) -> Outcome
     is_random = any(not torch.equal(a, b) for a, b in zip(before, _random_state(), strict=True))
     flat, tree = tree_flatten_with_path(result)
     leaves = {f"output{keystr(path)}": leaf for path, leaf in flat}
-    return Outcome(tree, {name: leaf.detach() for name, leaf in leaves.items()}, _gradients(leaves, variables, seed), is_random)
+    others = {name: leaf.value for name, leaf in leaves.items() if isinstance(leaf, Other)}
+    leaves = {name: leaf for name, leaf in leaves.items() if name not in others}
+    plain = {name: leaf.detach() for name, leaf in leaves.items()}
+    return Outcome(tree, plain, _gradients(leaves, variables, seed), is_random, others)
 
 
 def _named_map(copied: Any, nest: Any, start: str) -> Any:

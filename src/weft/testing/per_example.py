@@ -13,6 +13,7 @@ from weft.lazy.entry import batched
 from weft.lazy.nests import Structure, build, flatten
 from weft.lazy.netmodule import BatchedModule
 from weft.lazy.results import Outcome, joined
+from weft.testing.once import Other
 
 
 class PerExample:
@@ -35,7 +36,7 @@ class PerExample:
 
 
 def _tensors(nest: Any) -> Any:
-    """Numbers as tensors, other objects left out: what can be compared."""
+    """Numbers as tensors, other objects marked as such: what can be compared."""
     leaves: list[Any] = []
     structure = flatten(nest, leaves)
     return build(_without_classes(structure), iter([_tensor(leaf) for leaf in leaves]))
@@ -50,7 +51,7 @@ def _without_classes(structure: Structure) -> Structure:
     return (dict if is_dataclass else cls, names, *[_without_classes(part) for part in inner])
 
 
-def _tensor(leaf: Any) -> Tensor:
+def _tensor(leaf: Any) -> Tensor | Other:
     if isinstance(leaf, Tensor):
         return leaf
-    return torch.tensor(leaf) if isinstance(leaf, bool | int | float) else torch.zeros(0)
+    return torch.tensor(leaf) if isinstance(leaf, bool | int | float) else Other(leaf)
