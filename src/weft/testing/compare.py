@@ -26,7 +26,7 @@ def check_leaves(where: str, got: Outcome, expected: Outcome, tolerance: float |
 
 def check_others(where: str, got: Outcome, expected: Outcome) -> None:
     """Objects that are neither tensors nor numbers are equal, or at least of one class where being equal says nothing."""
-    for name in got.others.keys() | expected.others.keys():
+    for name in {**expected.others, **got.others}:
         if name not in got.others or name not in expected.others:
             raise AssertionError(f"{where}: {name}: {_shown(got, name)}, one by one {_shown(expected, name)}")
         one, other = got.others[name], expected.others[name]
