@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ import weft
 import weft.nn
 from kernel_parts import poison_memory
 from weft import cc
+from weft.graph.tape import Rows, Value
 from weft.run import spare
 from weft.run.cpu import kernel, parallel, pointwise, walktext
 from weft.run.cpu.formulas import PRELUDE
+from weft.run.cpu.native import Native
 from weft.run.cpu.rowtypes import NativeTypeText
 from weft.testing import assert_equivalent, random_structure
 
@@ -217,6 +220,38 @@ def test_rows_that_are_cut_too_often_run_as_torch_calls(monkeypatch: pytest.Monk
     model, graph = Pair().double(), weft.Graph.full_binary_tree(4)
     assert_equivalent(model, graph, torch.randn(graph.num_vertices, 3, dtype=torch.float64), policies=["auto"])
     assert "rows_of_slots_c" not in sources(model)
+
+
+def joins(x: Tensor) -> Tensor:
+    return torch.cat([x, x * 2]).tanh()
+
+
+def reads_one_number_again(x: Tensor) -> Tensor:
+    y = x + 1
+    return (y + y[1]).sigmoid()
+
+
+@pytest.mark.parametrize("width", [50, 100_000])
+@pytest.mark.parametrize("fn", [joins, reads_one_number_again])
+def test_wide_rows_are_not_put_on_the_stack(fn: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    make = Native.__init__
+
+    def keep(self: Native, path: str, head: str, text: str, arguments: Any) -> None:
+        texts.append(text)
+        make(self, path, head, text, arguments)
+
+    monkeypatch.setattr(Native, "__init__", keep)
+    x = torch.randn(3, width, dtype=torch.float64, requires_grad=True)
+    assert_equivalent(weft.cell(fn), x, policies=["auto"])
+    sizes = [[8 * int(size) for size in re.findall(r"real r\d+\[(\d+)\]", text)] for text in texts]
+    assert any(map(sum, sizes)) == (width == 50)
+
+
+def test_kernels_of_one_function_share_the_room_on_the_stack() -> None:
+    stack = kernel.Stack(left=200)
+    row = Value("row", None, shape=(Rows("n"), 20), dtype=torch.float64)
+    assert stack.take(row) and stack.left == 8 and not stack.take(row)
 
 
 class HandsOn(weft.VertexFunction):

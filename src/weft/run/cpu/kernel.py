@@ -6,7 +6,8 @@ numbers in registers, joins and slices included. Only what is read in another ar
 number for a whole row, another width) is put in memory first and read by a later loop; what goes to memory anyway is not cut.
 
 Memory likes one stream of numbers better than several: a row that is computed in several segments at once is put together
-beside and then copied to its place.
+beside and then copied to its place. What is put beside lies on the stack, of which a function takes little (`Stack`): a row
+that has no room there is written in its place at once, and where one is needed that has no place, there is no kernel.
 
 A row of 150 numbers is nine vectors of 16 and a rest of six. The rest is computed as a tenth vector that overlaps the ninth:
 computing a number twice is much cheaper than computing it alone.
@@ -30,6 +31,25 @@ MOST_SEGMENTS = 512
 SHORT = 4
 """Loops of so many turns, and fewer than are computed at once, are kept from being written out turn by turn: compilers take up
 to five times as long for that, and the result is no faster."""
+
+STACK = 1 << 18
+"""Bytes that one function puts on the stack at most: the smallest stacks of threads have twice as many."""
+
+
+@dataclass(eq=False)
+class Stack:
+    """The room on the stack that a function has left; the kernels of a walk share one."""
+
+    left: int = STACK
+
+    def take(self, row: Value) -> bool:
+        """Room for one row, if there is any."""
+        assert row.dtype is not None
+        size = -(-(row_width(row) or 0) * row.dtype.itemsize // 64) * 64
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +96,13 @@ class _Loop:
     segments: list[_Segment] = field(default_factory=list)
 
 
-class TooManySegments(Exception):
-    """A run of operations that cuts its rows into too many parts."""
+class NoKernel(Exception):
+    """A run of operations that cuts its rows into too many parts, or needs too much memory beside."""
 
 
-def kernel_text(run: list[Value], inputs: list[Input], outputs: list[Value]) -> str:
+def kernel_text(run: list[Value], inputs: list[Input], outputs: list[Value], stack: Stack) -> str:
     """The text of `NAME(first row, last row, inputs..., outputs...)`; an indexed input is memory and index."""
-    return _Kernel(run, inputs, outputs).text()
+    return _Kernel(run, inputs, outputs, stack).text()
 
 
 def _arguments(value: Value, first: int, last: int) -> dict[int, _Read]:
@@ -107,7 +127,7 @@ def _read(operand: Value, first: int, last: int) -> _Read:
 
 
 class _Kernel:
-    def __init__(self, run: list[Value], inputs: list[Input], outputs: list[Value]) -> None:
+    def __init__(self, run: list[Value], inputs: list[Input], outputs: list[Value], stack: Stack) -> None:
         self.run, self.inputs, self.outputs = run, inputs, outputs
         self.number = {id(value): i for i, value in enumerate([*(one.value for one in inputs), *run])}
         self.inside = {id(value) for value in run}
@@ -118,7 +138,10 @@ class _Kernel:
         self.loop_of: dict[tuple[int, int], int] = {}
         self.loops = self._loops()
         self.stored = self._stored()
-        self.beside = {key for key in self.outward if len(self.cuts[key]) > 2}
+        self.kept = [value for value in run if id(value) in self.stored and id(value) not in self.outward]
+        if not all(stack.take(value) for value in self.kept):
+            raise NoKernel
+        self.beside = {id(value) for value in outputs if len(self.cuts[id(value)]) > 2 and stack.take(value)}
 
     # Where rows are cut.
 
@@ -139,7 +162,7 @@ class _Kernel:
                     theirs |= {cut + shift for cut in mine if first <= cut <= last}
             changed = sum(map(len, cuts.values())) != before
             if sum(len(cuts[id(value)]) for value in self.run) > MOST_SEGMENTS:
-                raise TooManySegments
+                raise NoKernel
         return cuts
 
     def _links(self, value: Value, cuts: dict[int, set[int]]) -> Iterator[tuple[Value, Value, int, int, int]]:
@@ -203,8 +226,7 @@ class _Kernel:
         dtype = self.run[0].dtype
         assert dtype is not None
         lines = [f"void {NAME}(long first, long last, {', '.join(self._parameters())}) {{"]
-        kept = [value for value in self.run if id(value) in self.stored and id(value) not in self.outward]
-        kept += [value for value in self.outputs if id(value) in self.beside]
+        kept = [*self.kept, *(value for value in self.outputs if id(value) in self.beside)]
         lines += [f"  real r{self.number[id(value)]}[{row_width(value)}] __attribute__((aligned(64)));" for value in kept]
         lines.append("  for (long i = first; i < last; i++) {")
         for value in [*(one.value for one in self.inputs), *self.outputs]:

@@ -20,7 +20,7 @@ import torch
 from weft.cc import compiler
 from weft.graph.tape import Value, operands
 from weft.run.cpu.formulas import HEADS, PRELUDE, has_formula
-from weft.run.cpu.kernel import Input, TooManySegments, kernel_text
+from weft.run.cpu.kernel import Input, NoKernel, Stack, kernel_text
 from weft.run.cpu.native import Native
 from weft.run.cpu.parallel import over_rows
 from weft.run.emit import Code, Emitter
@@ -58,7 +58,7 @@ def emit_native(
     emitter = _NativeEmitter(piece, stores, tuple(leave_out), path, addresses - indexed.keys(), indexed, spare)
     try:
         return emitter.native_code() if emitter.fusable else None
-    except TooManySegments:
+    except NoKernel:
         return None
 
 
@@ -180,7 +180,7 @@ class _NativeEmitter(Emitter):
                 self.lines.append(f"{self.name(base)} = {self.name(base)}.contiguous()")
         self.made.update(id(value) for value in run)
         name = f"kernel{len(self.natives)}"
-        text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made)
+        text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made, Stack())
         numbers = sum(row_width(value) or 0 for value in run)
         pointers = [pointer for value in [*inputs, *made] for pointer in self._pointers(value)]
         kinds = [ctypes.c_long if pointer.startswith(APART) else ctypes.c_void_p for pointer in pointers]

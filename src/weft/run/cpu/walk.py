@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.cc import build, compiler
 from weft.graph.tape import Value
 from weft.run.cpu.formulas import HEADS, c_text
-from weft.run.cpu.kernel import TooManySegments
+from weft.run.cpu.kernel import NoKernel
 from weft.run.cpu.native import Native, compile_all
 from weft.run.cpu.parallel import WORTH
 from weft.run.cpu.rowops import NoWalk
@@ -122,7 +122,7 @@ def make_walk(
         text = WalkText(piece, tuple(stores), tuple(leave_out), indexed or {}, gathered or {}, dtype)
         function = Native(path, HEADS[dtype], text.text(), ARGUMENTS)
         tools = _tools(path, dtype)
-    except (NoWalk, OSError, subprocess.SubprocessError, TooManySegments):
+    except (NoKernel, NoWalk, OSError, subprocess.SubprocessError):
         return None
     into, views, scratch = tuple(text.into), tuple(text.views), tuple(text.scratch)
     takes, sizes = tuple(piece.takes), (text.chunk, text.numbers)

@@ -20,7 +20,7 @@ import torch
 from weft.cc import NAME
 from weft.graph.segments import segment_sum
 from weft.graph.tape import Value, operands
-from weft.run.cpu.kernel import kernel_text
+from weft.run.cpu.kernel import Stack, kernel_text
 from weft.run.cpu.pointwise import fuses, input_of, outward, phases, read_by
 from weft.run.cpu.rowops import NoWalk, over_all_rows, row_operation
 from weft.run.emit import needed_part
@@ -77,6 +77,7 @@ class WalkText:
         self.fusable = {id(value) for value in self.piece.values if fuses(value)}
         self.destination = self._destinations()
         self.kernels: list[str] = []
+        self.stack = Stack()
         self.lines: list[str] = []
         self.scratch: list[tuple[str, int]] = []
         self.beside: list[str] = []
@@ -229,7 +230,7 @@ class WalkText:
         arguments += [self.place(value) for value in made]
         self.made.update(id(value) for value in run)
         name = f"{NAME}_{len(self.kernels)}"
-        text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made)
+        text = kernel_text(run, [input_of(value, self.indexed) for value in inputs], made, self.stack)
         self.kernels.append(text.replace(f"void {NAME}(", f"static void {name}(", 1))
         self.lines.append(f"{name}(0, {kind}, {', '.join(arguments)});")
         self.numbers = max(self.numbers, sum(row_width(value) or 0 for value in run))
