@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,26 @@ def test_lists_of_different_lengths_batch_together() -> None:
     state = weft.lazy.state.state_of(fn)
     reductions = [kind for kind in state.library.types if kind.many is not None]
     assert reductions and not [kind for kind in state.library.types if kind.name == "stack"]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda items: torch.stack(items).sum(0),
+        lambda items: torch.stack(items).mean(0),
+        lambda items: torch.stack(items).amax(0),
+        lambda items: weft.ragged(items).sum(),
+    ],
+    ids=["sum", "mean", "amax", "ragged"],
+)
+def test_a_reduction_may_be_all_that_is_done_to_trained_data(fn: Any) -> None:
+    lists = [[torch.randn(2, dtype=torch.float64, requires_grad=True) for _ in range(n)] for n in (1, 3, 2)]
+    weft.testing.assert_equivalent(fn, lists)
+    for _ in range(2):  # and when it is known
+        out = weft.batched(fn)(lists)
+        torch.testing.assert_close(out, torch.stack([fn(items) for items in lists]))
+        out.sum().backward()
+    assert all(item.grad is not None for items in lists for item in items)
 
 
 def test_a_stack_that_is_needed_as_a_whole_is_made() -> None:

@@ -60,10 +60,10 @@ def rewrite(coarse: Coarse, state: State, recorded: Recorded, wanted: References
     is_head = coarse.position[t] == 0
     place = np.cumsum(is_head) - 1 + len(imports.types)
     heads = np.flatnonzero(is_head)
-    outside = layout.handed | (place[np.maximum(layout.producer, 0)] != place[layout.consumer])
-    many = coarse.chains.is_many[t[layout.consumer]]
-    column = coarse.chains.first[t[layout.consumer]] + np.where(many, 0, layout.column)
-    keep = outside & (many | coarse.kept_column[np.minimum(column, len(coarse.kept_column) - 1)]) if len(column) else outside
+    keep = layout.handed | (place[np.maximum(layout.producer, 0)] != place[layout.consumer])  # those from outside its block
+    single = ~coarse.chains.is_many[t[layout.consumer]]
+    column = coarse.chains.first[t[layout.consumer]] + layout.column
+    keep[single] &= coarse.kept_column[column[single]]
 
     def moved(refs: Longs) -> Longs:
         calls, outputs = refs >> OUTPUT_BITS, refs & LOW
