@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from weft.blocks.inference import set_type
 from weft.blocks.kinds import Kind, spec_of
 from weft.blocks.leaves import check_has_zeros, zeros_of
 from weft.blocks.sequences import items_of, not_iterable
+from weft.blocks.show import shortened
 from weft.blocks.types import PyObjectType, ResultType, SequenceType, TensorType, TupleType
 from weft.errors import ShapeError, TypeMismatch
 from weft.graph.calls import KEY
@@ -81,11 +83,11 @@ class Pad(Block):
 
     def __init__(self, n: int, value: float = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise TypeMismatch(f"{self.name}: n: expected an integer of at least 1, got {n!r}")
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
             raise TypeMismatch(f"{self.name}: value: expected a number, got {value!r}")
-        self._n, self._value = n, value
+        self._n, self._value = int(n), value.item() if isinstance(value, np.generic) else value
 
     def _update(self) -> None:
         if self.input_type is not None:
@@ -108,13 +110,24 @@ class Pad(Block):
     def _check_value(self, item: ResultType) -> None:
         for leaf in item.terminal_types():
             assert isinstance(leaf, TensorType)
-            if is_integer(leaf.dtype):
-                smallest, largest = range_of(leaf.dtype)
-                if self._value != int(self._value) or not smallest <= self._value <= largest:
-                    raise self._mismatch(f"value: expected a number of the type of the items, {item!r}, got {self._value!r}")
+            if not _fits(self._value, leaf.dtype):
+                shown = shortened(self._value, 60)
+                raise self._mismatch(f"value: expected a number of the type of the items, {item!r}, got {shown}")
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         return error if isinstance(error, ShapeError) else None
+
+
+def _fits(value: float, dtype: torch.dtype) -> bool:
+    """Whether tensors of a dtype can hold a number."""
+    if is_integer(dtype):
+        smallest, largest = range_of(dtype)
+        return smallest <= value <= largest and value == int(value)
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _too_long(n: int, length: int) -> None:

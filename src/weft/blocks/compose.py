@@ -151,8 +151,6 @@ class Record(Block):
             if isinstance(part._known("input"), VoidType):
                 item = None
             elif isinstance(self._known("input"), PyObjectType):
-                if e.traced:
-                    e.line(f"AT({key!r})" if isinstance(key, str | int) else "AT(None)")
                 item = e.let(f"{x}[{literal(e, key)}]", f"({x.place}, {literal(e, key)})")
             else:
                 item = x[place]
@@ -178,7 +176,7 @@ class Record(Block):
 
 
 def _identifier(key: Any, place: int) -> str:
-    return key if isinstance(key, str) and key.isidentifier() else str(place)
+    return str.__str__(key) if isinstance(key, str) and key.isidentifier() else str(place)
 
 
 def _sortable(key: Any) -> Any:

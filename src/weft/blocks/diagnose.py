@@ -71,7 +71,7 @@ LONGEST_PLACE = 40
 
 
 def _step(key: Any) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+    return f".{str.__str__(key)}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
 
 
 @dataclass

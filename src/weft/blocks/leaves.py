@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -124,8 +125,17 @@ def zeros_of(e: Emitter, type: ResultType, fill: float = 0) -> Value:
         spec = TensorSpec((), type.dtype)
         shape = type.shape
         decode = None if not shape else (lambda row: row.expand(shape).clone())
-        return Constant(e.let(repr(fill)), type, spec, decode, None if not shape else ("fill", type))
+        return Constant(e.let(_number(fill, type.dtype)), type, spec, decode, None if not shape else ("fill", type))
     return e.let("[]") if isinstance(type, SequenceType) else None
+
+
+def _number(fill: float, dtype: torch.dtype) -> str:
+    """A number as code, of the kind that tensors of this dtype are made of."""
+    if dtype == torch.bool:
+        return repr(bool(fill))
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return repr(int(fill))
+    return f"float({str(float(fill))!r})" if not math.isfinite(fill) else repr(float(fill))
 
 
 class Void(Block):

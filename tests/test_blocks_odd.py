@@ -1,0 +1,81 @@
+"""Blocks given what is rare: numbers that are not finite, keys and numbers of other classes, data without end."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+import weft.blocks as wb
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, -0.0, np.float64(1.5), np.float32(math.nan), np.int64(-3), np.bool_(True), 10**30]
+)
+def test_a_sequence_is_filled_up_with_any_number(value: Any) -> None:
+    net = wb.Map(wb.Vector(2)) >> wb.Pad(np.int64(3), value) >> wb.Concat()
+    expected = torch.tensor([1.0, 2.0, *[float(value)] * 4])
+    for found in (net.eval_one([[1, 2]]), wb.compile(net)([[[1, 2]]])[0]):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert found.signbit().tolist() == expected.signbit().tolist()
+
+
+def test_a_sequence_of_integers_is_filled_up_with_integers() -> None:
+    net = wb.Map(wb.AllOf(wb.Scalar("int64"), wb.Scalar("bool"), wb.Scalar())) >> wb.Pad(2, 1.0) >> wb.GetItem(1)
+    assert net.eval_one([], tolist=True) == (1, True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "shown"),
+    [
+        ("int64", math.nan, "nan"),
+        ("int64", -math.inf, "-inf"),
+        ("int64", 0.5, "0.5"),
+        ("float32", 10**400, f"1{'0' * 56}..."),
+    ],
+)
+def test_a_number_that_the_items_cannot_hold(dtype: str, value: float, shown: str) -> None:
+    with pytest.raises(weft.TypeMismatch) as caught:
+        wb.Map(wb.Scalar(dtype)) >> wb.Pad(2, value)
+    text = f"value: expected a number of the type of the items, TensorType([], {dtype!r}), got {shown}"
+    assert str(caught.value) == f"Pipe[1]/<wb.Pad 2 {shown}>: {text}"
+
+
+class Field(str, enum.Enum):
+    A = "a"
+
+
+class Place(enum.IntEnum):
+    A = 1
+
+
+class Misleading(int):
+    def __repr__(self) -> str:
+        return "no(code"
+
+
+@pytest.mark.parametrize(
+    ("key", "shown", "place", "name"),
+    [
+        (Field.A, str(Field.A), ".a", "a"),
+        (np.str_("a"), "a", ".a", "a"),
+        (Place.A, str(Place.A), f"[{Place.A!r}]", "0"),
+        (Misleading(1), "no(code", "[no(code]", "0"),
+    ],
+)
+def test_keys_may_be_strings_and_numbers_of_other_classes(key: Any, shown: str, place: str, name: str) -> None:
+    net = wb.Record([(key, wb.Map(wb.Scalar()))])
+    assert [step.place for step in net.trace({key: [1, 2]})] == ["", place, f"{place}[0]", f"{place}[1]"]
+    with pytest.raises(weft.TypeMismatch) as caught:
+        wb.compile(net)([{key: [1]}, {key: [1, "x"]}])
+    assert str(caught.value) == (
+        f"Record[{shown}]/Map[0]/<wb.Scalar>: expected something that converts to TensorType([], 'float32'), got str 'x', "
+        f"in example 1 at {place}[1]"
+    )
+    trained = wb.Record([(key, wb.Vector(2) >> torch.nn.Linear(2, 1))])
+    assert [each.split(".")[0] for each in trained.state_dict()] == [name, name]
