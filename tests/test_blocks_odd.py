@@ -46,7 +46,7 @@ def test_a_number_that_the_items_cannot_hold(dtype: str, value: float, shown: st
     assert str(caught.value) == f"Pipe[1]/<wb.Pad 2 {shown}>: {text}"
 
 
-class Field(str, enum.Enum):
+class Field(enum.StrEnum):
     A = "a"
 
 

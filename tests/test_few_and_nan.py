@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import weft
 import weft.nn
+from weft.run.gpu.launch import has_triton, interpreted
 from weft.testing import assert_equivalent, random_program, random_structure
 from weft.testing.programs import SAMPLES
 
@@ -117,3 +118,46 @@ def test_nan_and_infinities_stay_in_their_graph_and_are_where_one_by_one_puts_th
     last = parts[0].num_vertices + parts[1].num_vertices
     for leaf in tree_leaves(program(*given)):
         assert leaf[last:].isfinite().all()
+
+
+class Extremes(weft.VertexFunction):
+    """The largest and the smallest child, as states and mapped."""
+
+    def __init__(self) -> None:
+        super().__init__({"h": (2,)})
+
+    def forward(self, v: Any) -> None:
+        kids = v.gather()
+        h = v.pull() + kids.max("h") - 0.5 * kids.map(lambda child: child["h"] * 2).min()
+        v.scatter(h=h)
+        v.push(h)
+
+
+BATCHED = ["eager", "auto", *(["triton"] if has_triton() and interpreted() else [])]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
+@pytest.mark.parametrize("backend", BATCHED)
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_gradients_of_extremes_of_numbers_that_are_not_finite(number: float, backend: str) -> None:
+    graph = weft.Graph.batch([weft.Graph([[], [], [0, 1], [], [2, 3, 0]]), weft.Graph([[], [], [0, 0, 1]])])
+    for bad in ([0], [1], [0, 1], [3], [5], [5, 6]):
+        x = noise(graph.num_vertices, 1)
+        x[bad, 0] = number
+        assert_equivalent(Extremes(), graph, x.requires_grad_(), policies=["auto"], backends=[backend])
+
+
+def test_the_gradient_of_the_largest_where_an_item_is_no_number_is_that_of_torch() -> None:
+    graph, x = (
+        weft.Graph([[], [], [0, 1], [], [3]]),
+        torch.tensor([[1.0], [float("nan")], [0.0], [2.0], [0.0]], requires_grad=True),
+    )
+
+    class Largest(weft.VertexFunction):
+        def forward(self, v: Any) -> None:
+            v.scatter(h=v.pull())
+            v.push(v.gather().max("h"))
+
+    for backend in BACKENDS:
+        (gradient,) = torch.autograd.grad(Largest({"h": (1,)})(graph, x, backend=backend).sum(), x)
+        assert str(gradient.flatten().tolist()) == "[nan, nan, 0.0, 1.0, 0.0]"

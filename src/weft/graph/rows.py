@@ -215,13 +215,13 @@ class ManyRows(_Asking):
 
 
 def segment_max(per_edge: Tensor, seg: Tensor, rows: int) -> Tensor:
-    """The largest row of each segment, zeros where there is none. The gradient is shared among ties."""
+    """The largest row of each segment, zeros where there is none. The gradient is shared among ties, as that of torch.amax:
+    where the largest is not a number, no gradient is one."""
     index = seg.reshape(-1, *[1] * (per_edge.dim() - 1)).expand_as(per_edge)
     start = per_edge.new_zeros((rows, *per_edge.shape[1:]))
     top = start.scatter_reduce(0, index, per_edge.detach(), "amax", include_self=False)
-    tied = per_edge.detach() == top.index_select(0, seg)
-    ties = tied.to(per_edge.dtype)
-    share = ties / start.index_add(0, seg, ties).index_select(0, seg)
-    carrier = start.index_add(0, seg, torch.where(tied, per_edge, torch.zeros((), dtype=per_edge.dtype)) * share)
+    ties = (per_edge.detach() == top.index_select(0, seg)).to(per_edge.dtype)
+    share = ties / start.index_add(0, seg, ties).index_select(0, seg)  # NaN, for all of a segment, where nothing ties
+    carrier = start.index_add(0, seg, torch.where(share != 0, per_edge, torch.zeros((), dtype=per_edge.dtype)) * share)
     # The carrier has the gradient and, up to rounding, the value: a sum of equal shares need not round to the maximum.
     return carrier + torch.where(top == carrier, torch.zeros((), dtype=top.dtype), top - carrier).detach()
