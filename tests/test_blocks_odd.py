@@ -79,3 +79,42 @@ def test_keys_may_be_strings_and_numbers_of_other_classes(key: Any, shown: str, 
     )
     trained = wb.Record([(key, wb.Vector(2) >> torch.nn.Linear(2, 1))])
     assert [each.split(".")[0] for each in trained.state_dict()] == [name, name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.bool])
+def test_a_tensor_of_the_model_comes_out_as_it_is(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0.0, -0.0, 1.0, math.inf if dtype.is_floating_point else 2.0]).to(dtype)
+    block = wb.FromTensor(tensor)
+    for found in (block.eval_one(None), wb.compile(wb.AllOf(wb.Length(), block))(["a", "b"])[1][1]):
+        assert found.dtype == dtype
+        assert torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.clone, torch.nn.Parameter])
+def test_one_of_two_blocks_around_a_tensor_may_get_another(make: Any) -> None:
+    shared = make(torch.ones(2))
+    one, other = wb.FromTensor(shared), wb.FromTensor(shared)
+    net = wb.AllOf(one, other)
+    compiled = wb.compile(net)
+    assert [each.tolist() for each in net(None)] == [[1, 1], [1, 1]]
+    assert [each.tolist() for each in compiled([None])] == [[[1, 1]], [[1, 1]]]
+    for new in (torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.full((2,), 3.0))):
+        other.tensor = new
+        assert [each.tolist() for each in net(None)] == [[1, 1], new.tolist()]
+        assert [each.tolist() for each in compiled([None])] == [[[1, 1]], [new.tolist()]]
+    compiled([None])[1].sum().backward()
+    assert new.grad is not None and shared.grad is None
+
+
+def test_a_tensor_is_replaced_by_one_of_its_type() -> None:
+    block = wb.FromTensor(torch.ones(2), name="start")
+    for other, shown in (
+        (torch.ones(3), "TensorType([3], 'float32')"),
+        (torch.ones(2).long(), "TensorType([2], 'int64')"),
+        (3, "3"),
+    ):
+        with pytest.raises(weft.TypeMismatch) as caught:
+            block.tensor = other
+        text = f"<wb.FromTensor 'start' tensor([1., 1.])>: tensor: expected TensorType([2], 'float32'), got {shown}"
+        assert str(caught.value) == text
+    assert block.eval_one(None).tolist() == [1, 1]

@@ -54,14 +54,23 @@ class FromTensor(Block):
         set_type(self, "input", VoidType())
         set_type(self, "output", TensorType(tuple(tensor.shape), tensor.dtype))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "tensor" and (known := self.output_type) is not None:
+            got = TensorType(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+            if got != known:
+                raise self._mismatch(f"tensor: expected {known!r}, got {got!r}")
+            self._changes += 1
+        super().__setattr__(name, value)
+
     def _emit(self, e: Emitter, x: Value) -> Value:
         output = spec_of(self._known("output"))
         held = self._parameters if "tensor" in self._parameters else self._buffers
-        # The fed zero gives the call a row of its own; the tensor itself has none.
-        body = lambda row: [held["tensor"] + row]  # noqa: E731
+        # The fed zero gives the call a row of its own; the tensor itself has none. To add it would turn -0.0 into 0.0.
+        is_bool = output.dtype == torch.bool
+        body = lambda row: [held["tensor"] | row if is_bool else held["tensor"] - row]  # noqa: E731
         feed = TensorSpec((), output.dtype)
         kind = Kind("FromTensor", body, feeds=(feed,), outputs=(output,), owners=(held,), weight=0, where=self._path())
-        return e.call(("tensor", id(self.tensor)), lambda: kind, feeds=["0"])[0]
+        return e.call(("tensor", id(self)), lambda: kind, feeds=["False" if is_bool else "0"])[0]
 
 
 class InputTransform(Block):
