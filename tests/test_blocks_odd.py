@@ -118,3 +118,23 @@ def test_a_tensor_is_replaced_by_one_of_its_type() -> None:
         text = f"<wb.FromTensor 'start' tensor([1., 1.])>: tensor: expected TensorType([2], 'float32'), got {shown}"
         assert str(caught.value) == text
     assert block.eval_one(None).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.clone, torch.nn.Parameter])
+def test_loading_by_assignment_keeps_what_is_one_tensor_one(make: Any) -> None:
+    shared, tied = make(torch.ones(2)), torch.nn.Linear(2, 2)
+    tied.weight = torch.nn.Linear(2, 2).weight
+    other = torch.nn.Linear(2, 2)
+    other.weight = tied.weight
+    net = wb.AllOf(wb.FromTensor(shared), wb.FromTensor(shared), wb.Vector(2) >> tied, wb.Vector(2) >> other)
+    state = {key: tensor + 1 for key, tensor in net.state_dict().items()}
+    assert list(state) == ["0.tensor", "2.1.fn.weight", "2.1.fn.bias", "3.1.fn.bias"]
+    for model in (net, torch.nn.Sequential(net)):
+        start = "" if model is net else "0."
+        model.load_state_dict({start + key: tensor + 1 for key, tensor in state.items()}, assign=True)
+        assert list(model.state_dict()) == [start + key for key in state]
+        one, two = net.subblocks[:2]
+        assert one.tensor is two.tensor and type(one.tensor) is type(shared) and tied.weight is other.weight
+        assert [each.tolist() for each in net([0.0, 0.0])[:2]] == [[3, 3], [3, 3]]
+        with pytest.raises(RuntimeError, match='Missing key.* "0.0.tensor"' if start else 'Missing key.* "0.tensor"'):
+            model.load_state_dict({}, assign=True)

@@ -116,6 +116,8 @@ class SharedModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if local_metadata.get("assign_to_params_buffers"):
+            self._tie(state_dict, prefix)
         for path, module in list(self.named_modules()):
             start = f"{prefix}{path}." if path else prefix
             known = {**local_metadata, "version": module._version}
@@ -125,3 +127,17 @@ class SharedModule(nn.Module):
             every = self._all_state(prefix)
             missing_keys += [key for key in self.state_dict(prefix=prefix) if key not in state_dict]
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in every]
+
+    def _tie(self, state_dict: Any, prefix: str) -> None:
+        """Let what is one tensor under several paths stay one where tensors are not copied into but replaced."""
+        paths: dict[int, list[str]] = {}
+        every = self._all_state(prefix)
+        for key, tensor in every.items():
+            paths.setdefault(id(tensor), []).append(key)
+        for keys in paths.values():
+            given = next((state_dict[key] for key in keys if key in state_dict), None)
+            if len(keys) > 1 and isinstance(given, Tensor):
+                like = every[keys[0]]
+                if isinstance(like, nn.Parameter) and not isinstance(given, nn.Parameter):
+                    given = nn.Parameter(given, like.requires_grad)
+                state_dict.update(dict.fromkeys(keys, given))
