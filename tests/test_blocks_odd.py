@@ -138,3 +138,34 @@ def test_loading_by_assignment_keeps_what_is_one_tensor_one(make: Any) -> None:
         assert [each.tolist() for each in net([0.0, 0.0])[:2]] == [[3, 3], [3, 3]]
         with pytest.raises(RuntimeError, match='Missing key.* "0.0.tensor"' if start else 'Missing key.* "0.tensor"'):
             model.load_state_dict({}, assign=True)
+
+
+@pytest.mark.parametrize(
+    "value", [True, False, np.bool_(True), 0, 3, 0.0, -2.5, np.float32(0), np.array(True), torch.tensor(False)]
+)
+def test_truth_is_that_of_numbers(value: Any) -> None:
+    assert wb.Scalar("bool").eval_one(value).tolist() is bool(value)
+
+
+NO_SCALARS: list[tuple[str, Any, type[Exception], str]] = [
+    ("bool", None, weft.TypeMismatch, "no number, NoneType None"),
+    ("bool", "False", weft.TypeMismatch, "no number, str 'False'"),
+    ("bool", {"a": 1}, weft.TypeMismatch, "no number, dict {'a': 1}"),
+    ("bool", [0], weft.ShapeError, "no number, list [0]"),
+    ("bool", [], weft.ShapeError, "no number, list []"),
+    ("float32", [3], weft.ShapeError, "no number, list [3]"),
+    ("float32", [3], weft.TypeMismatch, "no number, list [3]"),
+    ("int64", ((1, 2), (3, 4)), weft.ShapeError, "no number, tuple ((1, 2), (3, 4))"),
+    ("float32", np.ones(1), weft.ShapeError, "expected a scalar, got the shape [1]"),
+    ("complex64", None, weft.TypeMismatch, "no number, NoneType None"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "value", "kind", "text"), NO_SCALARS)
+def test_what_is_no_scalar(dtype: str, value: Any, kind: type[Exception], text: str) -> None:
+    block = wb.Scalar(dtype)
+    for run in (lambda: block.eval_one(value), lambda: wb.compile(block)([value])):
+        with pytest.raises(kind) as caught:
+            run()
+        wanted = f"expected something that converts to TensorType([], {dtype!r}), got"
+        assert str(caught.value) == f"<wb.Scalar {dtype!r}>: {text.replace('no number,', wanted)}, in example 0"

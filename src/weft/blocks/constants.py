@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor as TorchTensor
 
 from weft.blocks.block import Block
 from weft.blocks.emit import Emitter, Value
+from weft.blocks.faults import WrongInput
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Constant, one_hot, spec_of
 from weft.blocks.show import shortened
@@ -69,7 +71,10 @@ class Tensor(_Leaf):
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         if isinstance(error, WeftError):
             return error
-        return TypeMismatch(f"expected something that converts to {self.output_type!r}, got {brief(value)}")
+        type = self._known("output")
+        several = isinstance(value, list | tuple) and isinstance(type, TensorType) and not type.shape
+        kind = WrongInput if several else TypeMismatch
+        return kind(f"expected something that converts to {self.output_type!r}, got {brief(value)}")
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
@@ -86,6 +91,8 @@ class ToArray:
 
     def __call__(self, x: Any) -> Any:
         check_range(x, self.dtype)
+        if x is None:  # which numpy would take as NaN
+            raise TypeError("None is no number")
         made = x if isinstance(x, TorchTensor) else np.asarray(x, self.numpy)
         if tuple(made.shape) != self.shape:
             raise ShapeError(f"expected {self.text}, got the shape {list(made.shape)}")
@@ -97,18 +104,25 @@ class ToScalar:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.cast: Callable[[Any], Any] = float if dtype.is_floating_point else bool if dtype == torch.bool else int
+        self.cast: Callable[[Any], Any] = float if dtype.is_floating_point else _truth if dtype == torch.bool else int
 
     def __call__(self, x: Any) -> Any:
         if isinstance(x, TorchTensor | np.ndarray):
             if x.ndim:
                 raise ShapeError(f"expected a scalar, got the shape {list(x.shape)}")
             check_range(x, self.dtype)
-            return x if isinstance(x, TorchTensor) else self.cast(x)
+            return x if isinstance(x, TorchTensor) else self.cast(x.item())
         made = self.cast(x)
         if self.cast is int:
             check_range(made, self.dtype)
         return made
+
+
+def _truth(x: Any) -> bool:
+    """Whether a number is not zero; what is no number, such as the string of one, is neither."""
+    if not isinstance(x, numbers.Number | np.bool_):
+        raise TypeError(f"{x!r} is no number")
+    return bool(x)
 
 
 def is_integer(dtype: torch.dtype) -> bool:
@@ -129,11 +143,11 @@ def check_range(x: Any, dtype: torch.dtype) -> None:
         if x.dtype == dtype:
             return
         x = x.detach().cpu().numpy()
-    numbers = np.asarray(x)
+    array = np.asarray(x)
     smallest, largest = range_of(dtype)
-    if numbers.size == 0 or numbers.dtype.kind not in "iufO":
+    if array.size == 0 or array.dtype.kind not in "iufO":
         return
-    for found in np.array([numbers.min(), numbers.max()], numbers.dtype).tolist():
+    for found in np.array([array.min(), array.max()], array.dtype).tolist():
         if not smallest <= found <= largest:  # also where it is no number
             raise TypeMismatch(f"expected integers from {smallest} to {largest}, got {found}")
 

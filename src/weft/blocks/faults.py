@@ -26,7 +26,7 @@ class MissingIndex(MissingKey, IndexError):
 
 
 class WrongInput(ShapeError, TypeMismatch):
-    """A layer was given a tensor of another shape or dtype than it takes."""
+    """A layer was given a tensor of another shape or dtype than it takes, or a list came where a number belongs."""
 
 
 class NotMade(RuntimeError, AttributeError):
