@@ -12,6 +12,7 @@ import torch
 
 import weft
 import weft.blocks as wb
+from weft.blocks import building
 
 
 @pytest.mark.parametrize(
@@ -169,3 +170,42 @@ def test_what_is_no_scalar(dtype: str, value: Any, kind: type[Exception], text: 
             run()
         wanted = f"expected something that converts to TensorType([], {dtype!r}), got"
         assert str(caught.value) == f"<wb.Scalar {dtype!r}>: {text.replace('no number,', wanted)}, in example 0"
+
+
+class Node:
+    def __init__(self) -> None:
+        self.next = self
+
+
+@pytest.mark.parametrize(
+    ("follow", "example", "shown"), [(lambda x: x, 3, "int"), (lambda x: x.next, Node(), "Node"), (lambda x: -x, 5, "int")]
+)
+def test_objects_that_lead_back_to_themselves(follow: Any, example: Any, shown: str) -> None:
+    again = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([]))
+    again.resolve_to(wb.InputTransform(follow) >> again())
+    with pytest.raises(weft.StructureError) as caught:
+        wb.compile(again())([example])
+    assert str(caught.value) == f"<wb.Pipe>: expected data that ends, got the same {shown} again, in example 0"
+
+
+def test_an_iterator_may_be_followed_for_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "WATCHED", 8)
+    count = wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([]))
+    more = wb.InputTransform(lambda items: items) >> count() >> wb.Function(lambda x: x + 1)
+    count.resolve_to(wb.OneOf(lambda items: next(items, None) is None, (more, wb.InputTransform(lambda x: 0) >> wb.Scalar())))
+    assert count().eval_one(iter(range(100))).item() == 100
+
+
+def test_stop_iteration_of_the_users_code_keeps_its_type() -> None:
+    net = wb.compile(wb.Map(wb.InputTransform(lambda items: next(each for each in items if each > 9)) >> wb.Scalar()))
+    with pytest.raises(StopIteration) as caught:
+        net([[[10]], [[10], [1]]])
+    assert caught.value.__notes__ == ["Map[0]/Pipe[0]/<wb.InputTransform <lambda>>: in example 1 at [1]"]
+
+
+def test_what_a_generator_of_the_users_makes_of_it_stays() -> None:
+    def items(x: Any) -> Any:
+        yield next(iter(x))
+
+    with pytest.raises(RuntimeError, match="generator raised StopIteration"):
+        wb.InputTransform(lambda x: list(items(x))).eval_one([])

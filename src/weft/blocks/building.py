@@ -17,6 +17,7 @@ import torch
 
 from weft.blocks.code import Code, leaves_of
 from weft.blocks.faults import Endless
+from weft.blocks.types import PyObjectType
 from weft.errors import StructureError
 from weft.graph.recording import OUTPUT_BITS, CallProgram, References, Table, merge_calls, table
 
@@ -132,9 +133,13 @@ class Builder:
         for send in stack[-WINDOW:]:
             frame = send.__self__.gi_frame
             name, x = frame.f_code.co_name, frame.f_locals.get("x")
-            if (name, id(x)) in seen and isinstance(x, list | dict):
-                where = self.code.units[name]._path()
-                raise Endless(f"{where}: expected data that ends, got a {type(x).__name__} that contains itself")
+            unit = self.code.units.get(name)
+            if unit is None or not isinstance(unit.input_type, PyObjectType) or hasattr(type(x), "__next__"):
+                continue  # what an iterator leads to is another thing each time
+            if (name, id(x)) in seen:
+                kind = type(x).__name__
+                got = f"a {kind} that contains itself" if isinstance(x, list | dict) else f"the same {kind} again"
+                raise Endless(f"{unit._path()}: expected data that ends, got {got}")
             seen.add((name, id(x)))
 
     def finish(self, count: int) -> BlockProgram:

@@ -28,6 +28,9 @@ from weft.blocks.types import (
 from weft.errors import TypeMismatch, warn
 from weft.graph.calls import Library
 
+RECORDING = "<recording of "
+"""How the names begin under which the code of blocks is compiled."""
+
 
 @dataclass(eq=False)
 class Code:
@@ -108,7 +111,7 @@ def _write(root: Block, traced: bool) -> Code:
     while e.pending:
         e.write(e.pending.pop())
     source = "\n".join(e.lines)
-    compiled = compile(source, f"<recording of {root.name}>", "exec")
+    compiled = compile(source, f"{RECORDING}{root.name}>", "exec")
     return Code(
         source,
         compiled,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.blocks.block import Block
 from weft.blocks.building import Builder
-from weft.blocks.code import Code, code_of
+from weft.blocks.code import RECORDING, Code, code_of
 from weft.blocks.faults import Endless
 from weft.blocks.kinds import Kind
 from weft.blocks.show import described, short_type, shortened
@@ -155,6 +155,7 @@ def _tracked(root: Block) -> tuple[_Tracker, Builder]:
 
 def explained(root: Block, example: Any, number: int, error: Exception, calls: int) -> Exception:
     """The error of a failed recording of so many calls, with the block, the example and the place in it."""
+    error = _users(error)
     if isinstance(error, Endless):
         return Endless(f"{error}, in example {number}")
     if isinstance(error, FROM_OUTSIDE):
@@ -174,13 +175,23 @@ def explained(root: Block, example: Any, number: int, error: Exception, calls: i
             answers = history.truths(refs)
     except StopIteration:
         pass
-    except Exception as again:
+    except Exception as failed:
+        again = _users(failed)
         if type(again) is type(error) and tracker.open:
             return _worded(tracker, number, again)
         if "place" in again.__dict__:
             at = f" at {again.__dict__['place']}" if again.__dict__["place"] else ""
             return type(again)(f"{described(root)}: {again}, in example {number}{at}")
     error.add_note(f"in example {number}; recording it once more went well, so it is not known where")
+    return error
+
+
+def _users(error: Exception) -> Exception:
+    """The error itself; or the user's StopIteration, of which a generator of the code has made a RuntimeError."""
+    cause = error.__cause__
+    if isinstance(error, RuntimeError) and isinstance(cause, StopIteration) and cause.__traceback__ is not None:
+        if cause.__traceback__.tb_frame.f_code.co_filename.startswith(RECORDING):
+            return cause
     return error
 
 
