@@ -63,6 +63,15 @@ def test_types_follow_the_parameters_to_another_dtype() -> None:
     assert person.double().eval_one({"age": 3, "tags": 1}).dtype == torch.float64
 
 
+def test_integers_stay_integers_when_all_tensors_get_another_dtype() -> None:
+    words, counts = nn.Embedding(3, 2), torch.tensor([2**53 + 1, 3])
+    net = wb.AllOf(wb.Scalar("int64") >> words, wb.FromTensor(counts), wb.Scalar(), wb.Scalar("bool"))
+    for dtype in (torch.float64, torch.float16):
+        found = net.type(dtype).eval_one(1)
+        assert [each.dtype for each in found] == [dtype, torch.int64, dtype, torch.bool]
+        assert found[0].tolist() == words.weight[1].tolist() and found[1].tolist() == counts.tolist()
+
+
 def test_two_blocks_that_refer_to_each_other() -> None:
     even, odd = (wb.ForwardDeclaration(wb.PyObjectType(), wb.TensorType([2])) for _ in range(2))
     for mine, other, name in ((even, odd, "even"), (odd, even, "odd")):

@@ -63,10 +63,17 @@ class SharedModule(nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """As PyTorch's. But of what blocks hold and take, integers and flags stay what they are: they index and count."""
+
+        def changed(tensor: Tensor) -> Tensor:
+            made: Tensor = fn(tensor)
+            is_number = tensor.is_floating_point() or tensor.is_complex()
+            return made if is_number or made.dtype == tensor.dtype else tensor.to(made.device)
+
         for module in self._each() if recurse else (self,):
             if isinstance(module, SharedModule):
-                nn.Module._apply(module, fn, recurse=False)
-                module._applied(lambda dtype: fn(torch.zeros((), dtype=dtype, device="cpu")).dtype)
+                nn.Module._apply(module, changed, recurse=False)
+                module._applied(lambda dtype: changed(torch.zeros((), dtype=dtype, device="cpu")).dtype)
             else:
                 module._apply(fn)
         return self
