@@ -125,6 +125,18 @@ CONSTRUCTION: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: wb.Pad(2, "a"), weft.TypeMismatch, "Pad: value: expected a number, got 'a'"),
     (lambda: wb.Map(wb.Scalar("uint8")) >> wb.Pad(2, 300), weft.TypeMismatch,
      "Pipe[1]/<wb.Pad 2 300>: value: expected a number of the type of the items, TensorType([], 'uint8'), got 300"),
+    (lambda: 3 >> wb.Scalar(), weft.TypeMismatch, "expected a block, module, tensor, dict, list or tuple, got 3"),
+    (lambda: wb.Scalar() >> 3, weft.TypeMismatch, "expected a block, module, tensor, dict, list or tuple, got 3"),
+    (lambda: wb.Scalar() >> "a", weft.TypeMismatch, "expected a block, module, tensor, dict, list or tuple, got 'a'"),
+    (lambda: wb.OneHotFromList(3), weft.TypeMismatch, "OneHotFromList: elements: expected a list, got int 3"),
+    (lambda: wb.OneHotFromList([[1], [2]]), weft.TypeMismatch,
+     "OneHotFromList: elements: expected what can be keys of a dict, got list [[1], [2]]"),
+    (lambda: wb.FractalNet(1, 2, lambda: 3), weft.TypeMismatch,
+     "FractalNet: base_layer_builder: expected it to make a module, got 3"),
+    (lambda: wb.Slice(start=1.5), weft.TypeMismatch, "Slice: start: expected an integer, got 1.5"),
+    (lambda: wb.Slice(stop="a"), weft.TypeMismatch, "Slice: stop: expected an integer, got 'a'"),
+    (lambda: wb.Slice(step=0), ValueError, "Slice: step: expected an integer other than 0, got 0"),
+    (lambda: wb.NGrams(2.0), weft.TypeMismatch, "NGrams: n: expected an integer, got 2.0"),
     (lambda: wb.FC(3, name=3), weft.TypeMismatch, "FC: name: expected a string, got 3"),
     (lambda: wb.FC(3, name="a.b"), weft.TypeMismatch,
      "FC: name: expected a string that is not empty and has no dot, got 'a.b'"),
@@ -162,3 +174,19 @@ def test_a_failed_construction_leaves_the_parts_as_they_were() -> None:
         wb.Pipe(wb.Scalar(), wb.AllOf(part, name="both"), wb.GetItem("a"))
     assert part.input_type is None
     assert (wb.Vector(2) >> wb.AllOf(part)).eval_one([1, 2])[0].tolist() == [1, 2]
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    two, items = np.int64(2), wb.Map(wb.Scalar())
+    assert (items >> wb.NGrams(two)).eval_one([1, 2, 3], tolist=True) == [(1, 2), (2, 3)]
+    assert (items >> wb.Pad(two) >> wb.GetItem(np.int32(1))).eval_one([1]) == 0
+    assert (items >> wb.GetItem(two)).eval_one([1, 2, 3]) == 3
+    assert (items >> wb.Slice(start=two)).eval_one([1, 2, 3], tolist=True) == [3]
+    assert (wb.GetItem(two) >> wb.Scalar()).eval_one({2: 5}) == 5
+    assert (wb.AllOf(wb.Tensor([1, 1]), wb.Tensor([1, 1])) >> wb.Concat(np.int64(1))).eval_one([[3]]).tolist() == [[3, 3]]
+    twice = wb.While(wb.Function(lambda x: x > 0), wb.Function(lambda x: x * 2), max_steps=two)
+    assert (wb.Scalar() >> twice).eval_one(1) == 4
+    both = wb.Composition()
+    with both.scope():
+        both.output.reads(wb.AllOf(wb.Vector(1), wb.Length()).reads(both.input)[np.int64(1)])
+    assert both.eval_one(np.ones(1)) == 1

@@ -26,6 +26,11 @@ def nth() -> wb.Block:
     return wb.Record((wb.Map(wb.Scalar()), wb.Identity())) >> wb.Nth()
 
 
+class NoText:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
 NUMBER, WORD = {"op": "num", "value": 1}, {"op": "num", "value": "x"}
 
 
@@ -66,6 +71,18 @@ RUN: list[tuple[Callable[[], wb.Block], Any, type[Exception], str]] = [
     (nth, ([1, 2], 2), IndexError, "Pipe[1]/<wb.Nth>: expected an item 2, found 2 items, in example 1 at [1]"),
     (lambda: wb.Map(wb.OneOf(lambda x: x, (wb.Scalar(), wb.Scalar()))), torch.tensor([1, 2]), weft.MissingKey,
      "Map[0]/<wb.OneOf <lambda>>: expected a key of a case (0, 1), got Tensor tensor(2), in example 1 at [1]"),
+    (lambda: wb.Map(wb.Nth()), [([1, 2], 0), 3], weft.TypeMismatch,
+     "Map[0]/<wb.Nth>: expected a pair of a sequence and the number of an item, got int 3, in example 1 at [1]"),
+    (lambda: wb.Map(wb.Zip()), [[1, 2]], weft.TypeMismatch,
+     "Map[0]/<wb.Zip>: expected something to loop over, got int 1, in example 1 at [0]"),
+    (wb.Scalar, NoText(), weft.TypeMismatch,
+     "<wb.Scalar>: expected something that converts to TensorType([], 'float32'), got NoText <NoText>, in example 1"),
+    (lambda: wb.GetItem("a") >> wb.Scalar(), {NoText(): 1}, weft.MissingKey,
+     "Pipe[0]/<wb.GetItem 'a'>: expected the key 'a', found <NoText>, in example 1"),
+    (lambda: wb.Vector(2), [torch.ones((), requires_grad=True)] * 2, weft.TypeMismatch,
+     "<wb.Vector 2>: expected something that converts to TensorType([2], 'float32'), "
+     "got list [tensor(1., requires_grad=True), tensor(1., requires_grad...; "
+     "join tensors that need gradients with torch.stack, in example 1"),
 ]  # fmt: skip
 
 
@@ -75,6 +92,7 @@ GOOD = [
     *([255, 0], [2**63 - 1, -(2**63)], [[-128, 127]], [torch.tensor(-(2**31))]),
     *[([1, 2], -1)] * 3,
     torch.tensor([1, 0, -1]),
+    *([([1, 2], 1)], [[[1], [2]]], 1, {"a": 1}, [1, 2]),
 ]
 
 

@@ -85,3 +85,24 @@ def test_declarations_that_stand_for_each_other() -> None:
     two.resolve_to(one())
     with pytest.raises(ValueError, match="it calls itself on the input that it was given, without end"):
         one().eval_one(1)
+
+
+def test_an_output_that_reads_nothing() -> None:
+    net = wb.Composition()
+    with net.scope():
+        wb.Scalar().reads(net.input)
+    with pytest.raises(weft.TypeMismatch) as caught:
+        net.eval_one(3)
+    assert str(caught.value) == "<wb.Composition>: its output reads nothing; wire it, or set_output_type(VoidType())"
+
+
+def test_a_failed_connection_leaves_nothing_behind() -> None:
+    net, number, wrong = wb.Composition(), wb.Scalar(), wb.Scalar()
+    net.connect(net.input, number)
+    net.connect(number, net.output)
+    for source, reader, kind in ((number, wrong, TypeError), (wrong, number, ValueError), ((wrong, 3), wb.Concat(), TypeError)):
+        with pytest.raises(kind):
+            net.connect(source, reader)
+        assert net.subblocks == (number,) and not wrong._parents
+    assert net.eval_one(3) == 3
+    assert (wb.GetItem("a") >> wrong).eval_one({"a": 2}) == 2

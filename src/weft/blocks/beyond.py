@@ -11,7 +11,8 @@ from torch import Tensor
 
 from weft.api.children import Children
 from weft.blocks.block import Block
-from weft.blocks.constants import is_integer, range_of
+from weft.blocks.checks import is_integer
+from weft.blocks.constants import is_integral, range_of
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Kind, spec_of
@@ -83,7 +84,7 @@ class Pad(Block):
 
     def __init__(self, n: int, value: float = 0, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        if not is_integer(n) or n < 1:
             raise TypeMismatch(f"{self.name}: n: expected an integer of at least 1, got {n!r}")
         if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
             raise TypeMismatch(f"{self.name}: value: expected a number, got {value!r}")
@@ -120,7 +121,7 @@ class Pad(Block):
 
 def _fits(value: float, dtype: torch.dtype) -> bool:
     """Whether tensors of a dtype can hold a number."""
-    if is_integer(dtype):
+    if is_integral(dtype):
         smallest, largest = range_of(dtype)
         return smallest <= value <= largest and value == int(value)
     try:

@@ -270,12 +270,12 @@ class Block(SharedModule, metaclass=_Construction):
     def __rshift__(self, other: Any) -> Block:
         from weft.blocks.compose import Pipe
 
-        return Pipe(self, other) if can_become_block(other) or _is_code(other) else NotImplemented
+        return Pipe(self, other) if can_become_block(other) or not _has_its_own_way(other) else NotImplemented
 
     def __rrshift__(self, other: Any) -> Block:
         from weft.blocks.compose import Pipe
 
-        return Pipe(other, self) if can_become_block(other) or _is_code(other) else NotImplemented
+        return Pipe(other, self)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -298,7 +298,7 @@ class Block(SharedModule, metaclass=_Construction):
 
             current(f"{self._path()}: [...]")
             return GetItem(key).reads(self)
-        return Item(self, key)
+        return Item(self, int(key) if isinstance(key, np.integer) else key)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeMismatch(f"{self._path()}: a block cannot be looped over; read its items as block[0], block[1]")
@@ -375,9 +375,9 @@ def convert_to_block(x: Any) -> Block:
     raise TypeMismatch(f"expected a block, module, tensor, dict, list or tuple, got {got}{_way_out(x)}")
 
 
-def _is_code(x: Any) -> bool:
-    """What looks like a block and is none yet; trying to make it one says what to do."""
-    return callable(x) and not hasattr(x, "__rshift__") and not hasattr(x, "__rrshift__")
+def _has_its_own_way(x: Any) -> bool:
+    """Whether something may know by itself what to do right of an arrow. All else is told what it should be."""
+    return hasattr(x, "__rrshift__") and not isinstance(x, int)
 
 
 def _way_out(x: Any) -> str:

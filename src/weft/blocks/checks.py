@@ -31,8 +31,17 @@ def check_chance(owner: str, what: str, chance: Any, lowest: str = "above 0") ->
         raise ValueError(f"{owner}: {what}: expected a number {lowest} and at most 1, got {chance!r}")
 
 
+def is_integer(number: Any) -> bool:
+    """Whether it is an integer, of Python or of numpy."""
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def as_integer(owner: str, what: str, number: Any) -> int:
+    if not is_integer(number):
+        raise TypeMismatch(f"{owner}: {what}: expected an integer, got {number!r}")
+    return int(number)
+
+
 def check_count(owner: str, what: str, count: Any) -> None:
-    if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeMismatch(f"{owner}: {what}: expected an integer, got {count!r}")
-    if count < 1:
+    if as_integer(owner, what, count) < 1:
         raise ValueError(f"{owner}: {what}: expected at least 1, got {count}")

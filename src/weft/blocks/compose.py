@@ -12,6 +12,7 @@ from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.faults import MissingIndex, NoOrder
 from weft.blocks.inference import bad_type, set_type
 from weft.blocks.leaves import Identity
+from weft.blocks.show import text_of
 from weft.blocks.types import PyObjectType, ResultType, TupleType, VoidType
 from weft.blocks.wiring import merged
 from weft.errors import MissingKey, TypeMismatch
@@ -193,13 +194,13 @@ def missing(value: Any, keys: list[Any]) -> Exception | None:
         try:
             value[key]
         except KeyError:
-            shown = ", ".join(map(repr, list(value)[:8])) if hasattr(value, "__iter__") else "none"
-            return MissingKey(f"expected the key {key!r}, found {shown or 'none'}")
+            shown = ", ".join(map(text_of, list(value)[:8])) if hasattr(value, "__iter__") else "none"
+            return MissingKey(f"expected the key {text_of(key)}, found {shown or 'none'}")
         except IndexError:
             found = f"{len(value)} items" if hasattr(value, "__len__") else "none"
-            return MissingIndex(f"expected an item {key!r}, found {found}")
+            return MissingIndex(f"expected an item {text_of(key)}, found {found}")
         except TypeError:
-            return TypeMismatch(f"expected something with an item {key!r}, got {brief(value)}")
+            return TypeMismatch(f"expected something with an item {text_of(key)}, got {brief(value)}")
         except Exception:
             return None
     return None

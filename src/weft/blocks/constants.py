@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor as TorchTensor
 
 from weft.blocks.block import Block
+from weft.blocks.checks import as_integer
 from weft.blocks.emit import Emitter, Value
 from weft.blocks.faults import WrongInput
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Constant, one_hot, spec_of
-from weft.blocks.show import shortened
+from weft.blocks.show import shortened, text_of
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -63,7 +64,7 @@ class Tensor(_Leaf):
         if type.shape or type.dtype.is_complex:
             return Constant(e.let(f"{e.object(ToArray(type))}({x})"), type, spec_of(type))
         ready = f"type({x}) is {'float' if type.dtype.is_floating_point else 'bool'}"
-        if is_integer(type.dtype):
+        if is_integral(type.dtype):
             smallest, largest = range_of(type.dtype)
             ready = f"type({x}) is int and {smallest} <= {x} <= {largest}"
         return Constant(e.let(f"{x} if {ready} else {e.object(ToScalar(type.dtype))}({x})"), type, spec_of(type))
@@ -74,7 +75,9 @@ class Tensor(_Leaf):
         type = self._known("output")
         several = isinstance(value, list | tuple) and isinstance(type, TensorType) and not type.shape
         kind = WrongInput if several else TypeMismatch
-        return kind(f"expected something that converts to {self.output_type!r}, got {brief(value)}")
+        trained = isinstance(value, list | tuple) and any(isinstance(x, TorchTensor) and x.requires_grad for x in value)
+        hint = "; join tensors that need gradients with torch.stack" if trained else ""
+        return kind(f"expected something that converts to {self.output_type!r}, got {brief(value)}{hint}")
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
@@ -125,7 +128,7 @@ def _truth(x: Any) -> bool:
     return bool(x)
 
 
-def is_integer(dtype: torch.dtype) -> bool:
+def is_integral(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
@@ -137,7 +140,7 @@ def range_of(dtype: torch.dtype) -> tuple[int, int]:
 
 def check_range(x: Any, dtype: torch.dtype) -> None:
     """A number, array or tensor must not be cut off where it becomes integers of this dtype."""
-    if not is_integer(dtype):
+    if not is_integral(dtype):
         return
     if isinstance(x, TorchTensor):
         if x.dtype == dtype:
@@ -190,14 +193,19 @@ class OneHotFromList(_Leaf):
 
     def __init__(
         self,
-        elements: Sequence[Any],
+        elements: Collection[Any],
         dtype: torch.dtype | str | None = None,
         strict: bool = True,
         *,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        self._positions = {element: place for place, element in enumerate(elements)}
+        if not isinstance(elements, Collection):
+            raise TypeMismatch(f"{self.name}: elements: expected a list, got {brief(elements)}")
+        try:
+            self._positions = {element: place for place, element in enumerate(elements)}
+        except TypeError:
+            raise TypeMismatch(f"{self.name}: elements: expected what can be keys of a dict, got {brief(elements)}") from None
         if not self._positions:
             raise ValueError(f"{self.name}: expected at least one element")
         if len(self._positions) != len(elements):
@@ -226,7 +234,8 @@ class OneHotFromList(_Leaf):
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         known = list(self._positions)
-        shown = ", ".join(map(repr, known)) if len(known) <= 6 else f"{known[0]!r}, {known[1]!r}, ..., {known[-1]!r}"
+        shown = ", ".join(map(text_of, known if len(known) <= 6 else known[:2]))
+        shown += f", ..., {text_of(known[-1])}" if len(known) > 6 else ""
         return MissingKey(f"expected one of {shown}, got {brief(value)}")
 
 
@@ -242,8 +251,7 @@ class OneHot(OneHotFromList):
         self, start: int, stop: int | None = None, dtype: torch.dtype | str | None = None, *, name: str | None = None
     ) -> None:
         for what, number in (("start", start), ("stop", 0 if stop is None else stop)):
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise TypeMismatch(f"OneHot: {what}: expected an integer, got {number!r}")
+            as_integer("OneHot", what, number)
         first, last = (0, start) if stop is None else (start, stop)
         if last <= first:
             raise IndexError(f"OneHot: expected a range that is not empty, got [{first}, {last})")

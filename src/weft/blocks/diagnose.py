@@ -20,7 +20,7 @@ from weft.blocks.building import Builder
 from weft.blocks.code import RECORDING, Code, code_of
 from weft.blocks.faults import Endless
 from weft.blocks.kinds import Kind
-from weft.blocks.show import described, short_type, shortened
+from weft.blocks.show import described, short_type, shortened, text_of
 from weft.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -71,7 +71,7 @@ LONGEST_PLACE = 40
 
 
 def _step(key: Any) -> str:
-    return f".{str.__str__(key)}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+    return f".{str.__str__(key)}" if isinstance(key, str) and key.isidentifier() else f"[{text_of(key)}]"
 
 
 @dataclass
@@ -198,15 +198,23 @@ def _users(error: Exception) -> Exception:
 def _worded(tracker: _Tracker, number: int, error: Exception) -> Exception:
     step = tracker.open[-1]
     where = f"in example {number}" + (f" at {step.short_place}" if step.where else "")
-    meaning = step.block._explain(error, step.given)
-    if tracker.at is not None and hasattr(step.block, "_explain_key"):
-        meaning = step.block._explain_key(tracker.at[0])
+    meaning = _meaning(tracker, step, error)
     if meaning is None:
         error.add_note(f"{step.path}: {where}")
         return error
     made = type(meaning)(f"{step.path}: {meaning}, {where}")
     made.__cause__ = None if isinstance(error, WeftError) else error
     return made
+
+
+def _meaning(tracker: _Tracker, step: Step, error: Exception) -> Exception | None:
+    try:
+        if tracker.at is not None and hasattr(step.block, "_explain_key"):
+            found: Exception | None = step.block._explain_key(tracker.at[0])
+            return found
+        return step.block._explain(error, step.given)
+    except Exception:  # of the user's data, which is looked at once more
+        return None
 
 
 def note_place(error: Exception, kind: Kind, example: int) -> None:

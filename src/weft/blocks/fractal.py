@@ -11,12 +11,17 @@ from torch import Tensor, nn
 
 from weft.blocks.checks import check_callable, check_chance, check_count
 from weft.blocks.layers import Layer
+from weft.errors import TypeMismatch
 
 
 def _wants_a_name(builder: Callable[..., Any]) -> bool:
     """Whether a function has an argument that must be given."""
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.default is p.empty and p.kind in by_place for p in inspect.signature(builder).parameters.values())
+    try:
+        parameters = inspect.signature(builder).parameters.values()
+    except ValueError:  # of some classes that are written in C
+        return False
+    return any(p.default is p.empty and p.kind in by_place for p in parameters)
 
 
 def mean_of(columns: Sequence[Tensor]) -> Tensor:
@@ -65,7 +70,11 @@ class FractalNet(Layer):
         self.p_local, self.p_base, self.p_recursive = p_local_drop_path, p_drop_base_case, p_drop_recursive_case
         named = _wants_a_name(base_layer_builder)
         count = num_fractal_blocks * (2**fractal_block_depth - 1)
-        self.layers = nn.ModuleList(base_layer_builder(f"layer_{n}") if named else base_layer_builder() for n in range(count))
+        layers = [base_layer_builder(f"layer_{n}") if named else base_layer_builder() for n in range(count)]
+        for layer in layers:
+            if not isinstance(layer, nn.Module):
+                raise TypeMismatch(f"FractalNet: base_layer_builder: expected it to make a module, got {layer!r}")
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
         layers = iter(self.layers)

@@ -7,6 +7,7 @@ import operator
 from typing import Any
 
 from weft.blocks.block import Block
+from weft.blocks.checks import as_integer, check_count, is_integer
 from weft.blocks.compose import Pipe, literal, missing
 from weft.blocks.constants import brief
 from weft.blocks.emit import Emitter, Value
@@ -85,7 +86,7 @@ class Zip(Block):
         return e.let(f"list(zip({', '.join(rows)}))")
 
     def _explain(self, error: Exception, value: Any) -> Exception | None:
-        return next(filter(None, map(not_iterable, (value, *value))), None) if isinstance(value, tuple) else not_iterable(value)
+        return next(filter(None, map(not_iterable, (value, *(value if isinstance(value, tuple | list) else ())))), None)
 
 
 def ZipWith(elem_block: Any, *, name: str | None = None) -> Block:
@@ -110,11 +111,8 @@ class NGrams(Block):
 
     def __init__(self, n: int, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeMismatch(f"{self.name}: n: expected an integer, got {n!r}")
-        if n <= 0:
-            raise ValueError(f"{self.name}: n: expected at least 1, got {n}")
-        self._n = n
+        check_count(self.name, "n", n)
+        self._n = int(n)
 
     def _update(self) -> None:
         if self.input_type is not None:
@@ -167,8 +165,9 @@ class Nth(Block):
     def _explain(self, error: Exception, value: Any) -> Exception | None:
         if isinstance(error, WeftError):
             return error
-        sequence, index = value
-        return missing(sequence, [index])
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            return TypeMismatch(f"expected a pair of a sequence and the number of an item, got {brief(value)}")
+        return missing(value[0], [value[1]])
 
 
 def _whole_number(x: Any) -> int:
@@ -191,7 +190,7 @@ class GetItem(Block):
 
     def __init__(self, key: Any, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        self._key = key
+        self._key = int(key) if is_integer(key) and not isinstance(key, int) else key
 
     def _update(self) -> None:
         given, key = self.input_type, self._key
@@ -238,4 +237,9 @@ def Slice(
     if args:
         raise TypeMismatch("Slice: say start=, stop= and step= by name")
     given = {"start": start, "stop": stop, "step": step}
+    for what, number in given.items():
+        if number is not None:
+            as_integer("Slice", what, number)
+    if step == 0:
+        raise ValueError("Slice: step: expected an integer other than 0, got 0")
     return GetItem(slice(start, stop, step), name=name).set_constructor_name_args("Slice", (), given)

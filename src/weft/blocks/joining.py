@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from weft.blocks.block import Block
+from weft.blocks.checks import as_integer
 from weft.blocks.emit import Emitter, Value, tensors_in
 from weft.blocks.functions import specs_of
 from weft.blocks.inference import set_type
 from weft.blocks.kinds import Body, Constant, Kind, spec_of
 from weft.blocks.types import ResultType, TensorType, TupleType, is_tensor_nest
-from weft.errors import TypeMismatch
 from weft.graph.rows import TensorSpec
 
 
@@ -32,9 +32,7 @@ class Concat(Block):
 
     def __init__(self, concat_dim: int = 0, flatten: bool = False, *, name: str | None = None) -> None:
         super().__init__(name=name)
-        if isinstance(concat_dim, bool) or not isinstance(concat_dim, int):
-            raise TypeMismatch(f"{self.name}: concat_dim: expected an integer, got {concat_dim!r}")
-        self._dim, self._flatten = concat_dim, flatten
+        self._dim, self._flatten = as_integer(self.name, "concat_dim", concat_dim), flatten
 
     def _update(self) -> None:
         if self.input_type is not None:

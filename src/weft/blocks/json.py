@@ -9,6 +9,7 @@ from torch import nn
 
 from weft.blocks import reading
 from weft.blocks.block import Block
+from weft.blocks.checks import is_integer
 from weft.blocks.choice import OneOf
 from weft.blocks.compose import AllOf, Pipe
 from weft.blocks.constants import OneHotFromList, Scalar
@@ -71,7 +72,7 @@ class Json(Block):
 
 
 def _check_settings(dim: Any, keep_prob: Any) -> None:
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if not is_integer(dim):
         raise TypeMismatch(f"Json: dim: expected a whole number, got {shortened(dim, 60)}")
     if dim < 1:
         raise ShapeError(f"Json: dim: expected at least 1, got {dim}")

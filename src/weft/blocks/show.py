@@ -35,7 +35,7 @@ def _argument(value: Any) -> str:
         return " ".join(str(part[0]) for part in value if isinstance(part, tuple) and part and not isinstance(part[0], Block))
     if callable(value) and not hasattr(value, "state_dict"):
         return str(getattr(value, "__name__", type(value).__name__))
-    text = repr(value)
+    text = text_of(value)
     text = type(value).__name__ if "\n" in text else text
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -50,7 +50,7 @@ def shortened(value: Any, limit: int) -> str:
         if not ready and type(item) in (list, tuple, dict):
             pending += reversed(_pieces_of(item, limit))
             continue
-        text = item if ready else _text_of(item)
+        text = item if ready else text_of(item)
         pieces.append(text)
         length += len(text)
     text = "".join(pieces)
@@ -67,10 +67,11 @@ def _pieces_of(nest: Any, limit: int) -> list[tuple[bool, Any]]:
     return [*found, (True, f",{closing}" if type(nest) is tuple and len(nest) == 1 else closing)]
 
 
-def _text_of(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """`repr`, or the class where that fails: it may be the user's, and nested too deep, or of too many digits."""
     try:
         return repr(value)
-    except RecursionError:
+    except Exception:
         return f"<{type(value).__name__}>"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.blocks.block import Block
+from weft.blocks.checks import is_integer
 from weft.blocks.emit import Emitter, Value, Writing
 from weft.blocks.inference import set_type
 from weft.blocks.sequences import items_of, not_iterable
@@ -76,9 +77,9 @@ class While(Block):
 
     def __init__(self, cond: Any, body: Any, max_steps: int, *, name: str | None = None) -> None:
         super().__init__([cond, body], name=name)
-        if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+        if not is_integer(max_steps) or max_steps < 0:
             raise TypeMismatch(f"{self.name}: max_steps: expected an integer of at least 0, got {max_steps!r}")
-        self._max_steps = max_steps
+        self._max_steps = int(max_steps)
 
     def _update(self) -> None:
         cond, body = self.subblocks

@@ -94,23 +94,33 @@ class Composition(Block):
 
     def connect(self, a: Any, b: Block) -> None:
         """Let `b` read `a`: a block, `block[i]`, or a tuple or list of these, which `b` gets as a tuple."""
-        with inferring():
-            several = isinstance(a, tuple | list)
-            wires = tuple(self._source(one) for one in (a if several else (a,)))
-            if not isinstance(b, Block):
-                raise TypeMismatch(f"{self._path()}: connect: expected a block that reads, got {b!r}")
-            if b is self.input:
-                raise ValueError(f"{self._path()}: the input of a composition cannot read")
-            if isinstance(b, _Placeholder) and b is not self.output:
-                raise ValueError(f"{self._path()}: {b._path()} belongs to another composition")
-            if b in self._wires:
-                raise ValueError(f"{self._path()}: the input of {b!r} is already connected")
-            self._add(b)
-            self._wires[b] = wires
-            if not several:
-                self._single.add(b)
-            wake(self)
-            self._changes += 1
+        before = self._subblocks, dict(self._wires), set(self._single)
+        try:
+            with inferring():
+                self._connect(a, b)
+        except BaseException:
+            for part in self._subblocks[len(before[0]) :]:
+                part._parents = [holder for holder in part._parents if holder() is not self]
+            self._subblocks, self._wires, self._single = before
+            raise
+
+    def _connect(self, a: Any, b: Block) -> None:
+        several = isinstance(a, tuple | list)
+        wires = tuple(self._source(one) for one in (a if several else (a,)))
+        if not isinstance(b, Block):
+            raise TypeMismatch(f"{self._path()}: connect: expected a block that reads, got {b!r}")
+        if b is self.input:
+            raise ValueError(f"{self._path()}: the input of a composition cannot read")
+        if isinstance(b, _Placeholder) and b is not self.output:
+            raise ValueError(f"{self._path()}: {b._path()} belongs to another composition")
+        if b in self._wires:
+            raise ValueError(f"{self._path()}: the input of {b!r} is already connected")
+        self._add(b)
+        self._wires[b] = wires
+        if not several:
+            self._single.add(b)
+        wake(self)
+        self._changes += 1
 
     def _source(self, one: Any) -> Wire:
         block = one.block if isinstance(one, Item) else convert_to_block(one)
@@ -182,6 +192,8 @@ class Composition(Block):
 
     def _check_whole(self) -> None:
         self._order()
+        if self.output not in self._wires and not isinstance(self.output_type, VoidType):
+            raise self._mismatch("its output reads nothing; wire it, or set_output_type(VoidType())")
 
     def _passed_on(self) -> Iterable[Block]:
         return [part for part in self._subblocks if part in self._single and self._wires[part] == (self.input,)]
@@ -220,8 +232,6 @@ class Composition(Block):
                 raise part._mismatch("it reads nothing; wire it with reads or connect")
             if part not in readers and not isinstance(part._known("output"), VoidType):
                 raise self._mismatch(f"children have unused outputs: {part!r}")
-        if self.output not in self._wires and not isinstance(self.output_type, VoidType):
-            raise self._mismatch("its output reads nothing; wire it, or set_output_type(VoidType())")
 
     def _emit(self, e: Emitter, x: Value) -> Writing:
         self._check_wired()
