@@ -267,6 +267,25 @@ def test_deep_examples(record: bool) -> None:
     assert net.eval_one(deep).shape == (2,)
 
 
+def test_lists_in_lists_do_not_make_the_network_wide() -> None:
+    def lists(depth: int) -> Any:
+        items: Any = [1.5, 2.5]
+        for _ in range(depth):
+            items = [items, []]
+        return items
+
+    sizes = []
+    for depth in (2, 50, 90):
+        examples = [{"a": lists(depth)}, {"a": []}]
+        net = wb.Json(examples, 4)
+        sizes.append(max(max(parameter.shape) for parameter in net.parameters()))
+        assert wb.compile(net)(examples).isfinite().all()
+    assert sizes == [9, 9, 9]
+    assert [
+        p.shape[-1] for p in wb.Json([[[1.5], [2.5, 2]], [[3, 4.5]]], 4).parameters() if p.dim() == 2 and p.shape[1] > 1
+    ] == [7]
+
+
 def test_examples_that_are_too_deep() -> None:
     with pytest.raises(weft.StructureError) as caught:
         wb.Json([1, {"a": nested(50_000, record=False)}], 3)

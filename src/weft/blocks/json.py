@@ -154,7 +154,7 @@ class _Maker:
 
     def _items(self, schema: Items) -> _Made | None:
         """Mean and maximum, or just the item where there is never more than one; the length where it varies."""
-        item, parts, size = self.made[id(schema.item)], list[Block](), 0
+        item, parts, size = self._item(schema.item), list[Block](), 0
         if item is not None and schema.longest is not None and schema.longest <= 1:
             parts, size = [Map(item.vector()) >> Sum()], item.size
         elif item is not None:
@@ -162,6 +162,16 @@ class _Maker:
         if schema.shortest != schema.longest:
             parts, size = [*parts, Read(reading.log_length) >> Scalar()], size + 1
         return _Made(Read(reading.as_list) >> AllOf(*parts), size, True) if parts else None
+
+    def _item(self, schema: Schema) -> _Made | None:
+        """An item of a list. One that is a list of lists becomes a vector of `dim`.
+
+        A list is more than twice as wide as its items, so that lists in lists in lists would grow without bound.
+        """
+        made = self.made[id(schema)]
+        if made is None or not (isinstance(schema, Items) and isinstance(schema.item, Items)):
+            return made
+        return _Made(AllOf(made.block) >> self._layer([made.size]), self.dim)
 
     def _either(self, schema: Either) -> _Made:
         """A vector of `dim` for each kind, and which kind it was."""
