@@ -119,3 +119,34 @@ def test_a_state_that_cannot_be_found_says_what_to_give() -> None:
     )
     net = wb.Map(wb.Scalar()) >> wb.Fold(wb.Function(longer), wb.Zeros([2]))
     assert net.eval_one([1.0]).shape == (2,)
+
+
+def in_lists(x: Any, depth: int) -> Any:
+    for level in range(depth):
+        x = [x, x] if level in (0, depth - 1) else [x]
+    return x
+
+
+@pytest.mark.parametrize("depth", [3, 12, 13, 14, 21, 40, 100])
+def test_results_are_sequences_in_sequences_of_any_depth(depth: int) -> None:
+    first = wb.GetItem(0) >> wb.Scalar()
+    tuples: wb.Block = wb.AllOf(first, wb.Map(wb.Scalar("int64")), wb.Identity())
+    for _ in range(depth):
+        tuples = wb.Map(tuples)
+    net = wb.AllOf(tuples, wb.Length())
+    for value in ([1, 2], [3]):
+        expected = in_lists((float(value[0]), value, value), depth), 2.0
+        assert net.eval_one(in_lists(value, depth), tolist=True) == expected
+    batch = wb.compile(net)([in_lists([1, 2], depth), in_lists([3], depth)])
+    assert str(batch[0]) == str([net.eval_one(in_lists(value, depth))[0] for value in ([1, 2], [3])])
+
+
+def test_an_example_that_is_given_as_sequences_in_sequences_has_its_limit() -> None:
+    type: Any = wb.TensorType([])
+    for _ in range(21):
+        type = wb.SequenceType(type)
+    with pytest.raises(weft.TypeMismatch) as caught:
+        wb.Identity().set_input_type(type).eval_one(in_lists(1, 21))
+    text = "an example cannot be given as sequences nested 21 deep; begin with a block that takes a Python object"
+    assert str(caught.value) == text
+    assert wb.Identity().set_input_type(type.element_type).eval_one(in_lists(1, 20), tolist=True) == in_lists(1, 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 from zlib import crc32
@@ -11,7 +11,7 @@ from zlib import crc32
 import torch
 
 from weft.blocks.block import Block
-from weft.blocks.emit import Emitter, Name, Value
+from weft.blocks.emit import DEEPEST, Emitter, Name, Value
 from weft.blocks.faults import WiringError
 from weft.blocks.given import Given
 from weft.blocks.inference import inferring, set_type
@@ -212,20 +212,44 @@ class _Places:
     objects: int = 0
 
 
-def flatten(e: Emitter, value: Value, type: ResultType, places: _Places | None = None) -> None:
-    """Note what the example gives: references, lengths and Python objects, each kind of leaf in a list of its own."""
-    places = places or _Places()
+Inner = list[tuple[str, SequenceType, _Places]]
+
+
+def flatten(e: Emitter, value: Value, type: ResultType) -> None:
+    """Note what the example gives: references, lengths and Python objects, each kind of leaf in a list of its own.
+
+    Sequences that are nested too deep for one loop in another are put in a list and looped over afterwards: the order within
+    each kind of leaf is the same.
+    """
+    first, inner = len(e.lines), Inner()
+    _flatten(e, value, type, _Places(), inner)
+    while inner:
+        name, sequence, places = inner.pop()
+        e.lines.insert(first, f"{'    ' * e.indent}{name} = []")
+        item = e.fresh()
+        with e.under(f"for {item} in {name}:"):
+            _flatten(e, Name(item), sequence, places, inner)
+
+
+def _flatten(e: Emitter, value: Value, type: ResultType, places: _Places, inner: Inner) -> None:
     if isinstance(type, TupleType):
         for part, item in zip(value, type, strict=True):
-            flatten(e, part, item, places)
+            _flatten(e, part, item, places, inner)
     elif isinstance(type, BroadcastSequenceType):
-        flatten(e, value, type.element_type, places)
+        _flatten(e, value, type.element_type, places, inner)
+    elif isinstance(type, SequenceType) and e.indent > DEEPEST:
+        inner.append((e.fresh("q"), type, replace(places)))
+        e.line(f"{inner[-1][0]}.append({value})")
+        tensors, sequences, objects = leaves_of(type)
+        places.tensors += len(tensors)
+        places.sequences += sequences
+        places.objects += objects
     elif isinstance(type, SequenceType):
         e.line(f"N{places.sequences}(len({value}))")
         places.sequences += 1
         with e.loop(value, type) as item:
             e.line("pass")
-            flatten(e, item, type.element_type, places)
+            _flatten(e, item, type.element_type, places, inner)
     elif isinstance(type, PyObjectType):
         e.line(f"O{places.objects}({value})")
         places.objects += 1

@@ -11,6 +11,10 @@ from weft.errors import TypeMismatch, WeftError
 Place = tuple[Any, int] | None
 """Where in an example something is: (the place of what it is an item of, number); None for the example itself."""
 
+MOST_LOOPS = 20
+"""So many loops Python allows in each other."""
+WAY_OUT = "begin with a block that takes a Python object"
+
 
 class Given:
     """Converts an example to a type. Errors have the place in the example as `place`.
@@ -23,14 +27,19 @@ class Given:
     def __init__(self, type: ResultType) -> None:
         self.type = type
         self._arrays: dict[int, ToArray] = {}
-        pending = [type]
+        pending = [(type, 0)]
         while pending:
-            each = pending.pop()
+            each, depth = pending.pop()
             if isinstance(each, TensorType):
                 self._arrays[id(each)] = ToArray(each)
             if isinstance(each, BroadcastSequenceType) or (isinstance(each, TensorType) and each.ragged):
-                raise TypeMismatch(f"an example cannot be given as {type!r}; begin with a block that takes a Python object")
-            pending += each if isinstance(each, TupleType) else [each.element_type] if isinstance(each, SequenceType) else []
+                raise TypeMismatch(f"an example cannot be given as {type!r}; {WAY_OUT}")
+            if isinstance(each, TupleType):
+                pending += [(item, depth) for item in each]
+            elif isinstance(each, SequenceType):
+                if depth == MOST_LOOPS:
+                    raise TypeMismatch(f"an example cannot be given as sequences nested {depth + 1} deep; {WAY_OUT}")
+                pending.append((each.element_type, depth + 1))
 
     def __call__(self, example: Any) -> Any:
         return self._converted(example, self.type, None)
