@@ -80,6 +80,26 @@ def test_a_plan_that_was_used_without_gradients_gets_its_way_back_later() -> Non
     assert indices.tensor(single).untyped_storage().data_ptr() == indices.there[1].memory.untyped_storage().data_ptr()
 
 
+def test_every_stream_has_its_own_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is in order with what is launched on its stream, and with nothing else."""
+    plan, found = tree_plan(), dict[int, Indices]()
+    for stream in (3, 4, 3, 4):
+        monkeypatch.setattr("weft.run.indices.current_stream", lambda device, stream=stream: stream)
+        indices = Indices.of(plan, CPU)
+        assert found.setdefault(stream, indices) is indices
+    assert found[3] is not found[4]
+
+
+def test_while_launches_are_captured_nothing_is_copied_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tree_plan()
+    there = Indices.of(plan, CPU)
+    monkeypatch.setattr("weft.run.indices.current_stream", lambda device: 5)
+    with monkeypatch.context() as capturing:
+        capturing.setattr("weft.run.indices.is_capturing", lambda device: True)
+        assert Indices.of(plan, CPU) is there
+    assert Indices.of(plan, CPU) is not there
+
+
 class Slow(Driver):
     """Copies when it is told to, not when it is asked to."""
 

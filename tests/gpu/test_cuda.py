@@ -87,6 +87,25 @@ def test_a_step_never_waits_for_the_device() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_one_plan_on_two_streams_at_once() -> None:
+    """Neither reads index arrays that the other is still copying."""
+    model, _, _, x = case("n-ary tree-lstm", 64)
+    graphs = [binary_trees(64, seed) for seed in range(8)]
+    rows = [torch.randn(graph.num_vertices, x.shape[1], device=CUDA) for graph in graphs]
+    with torch.no_grad():
+        expected = [model(graph, some, backend="eager") for graph, some in zip(graphs, rows, strict=True)]
+        model(graphs[0], rows[0])
+        torch.cuda.synchronize()
+        streams, found = [torch.cuda.Stream() for _ in range(2)], list[Tensor]()
+        for graph, some in zip(graphs[1:], rows[1:], strict=True):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    found.append(model(graph, some))
+        torch.cuda.synchronize()
+    for at, one in enumerate(found):
+        assert torch.allclose(one, expected[1 + at // 2], rtol=1e-5, atol=1e-5)
+
+
 def test_kernels_run_on_the_current_stream() -> None:
     model, _, graph, x = case("tree-gru", 32)
     x = x.to(CUDA)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _BAGGED = frozenset({torch.float32, torch.float64})
-_counting: dict[torch.device, Tensor] = {}
+_counting: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def bag_sum(rows: Tensor, index: Tensor, bounds: Tensor) -> Tensor:
@@ -29,8 +29,9 @@ def segment_sum(rows: Tensor, seg: Tensor, segments: int, bounds: Tensor) -> Ten
 
 
 def count_to(n: int, device: torch.device) -> Tensor:
-    """0, 1, ..., n - 1; made once for each device."""
-    kept = _counting.get(device)
+    """0, 1, ..., n - 1; made once for each device, and on a GPU for each stream, on which it is made before it is read."""
+    key = device, torch._C._cuda_getCurrentRawStream(device.index or 0) if device.type == "cuda" else 0
+    kept = _counting.get(key)
     if kept is None or kept.shape[0] < n:
-        kept = _counting[device] = torch.arange(max(1024, 2 * n), dtype=torch.int32, device=device)
+        kept = _counting[key] = torch.arange(max(1024, 2 * n), dtype=torch.int32, device=device)
     return kept[:n]

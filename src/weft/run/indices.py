@@ -18,6 +18,7 @@ from weft.plan.plan import NOT_A_SLICE, Plan, Read, Return
 from weft.plan.returns import returns
 from weft.plan.shape import BACK_HEADER, NativePlan, native
 from weft.run.columns import Cut, Cuts, Numbers
+from weft.run.gpu.launch import current_stream, is_capturing
 from weft.run.told import Told, texts_of
 from weft.run.upload import Uploaded, as_tensor
 
@@ -147,8 +148,9 @@ class Indices:
 
     @staticmethod
     def of(plan: Plan, device: torch.device) -> Indices:
-        key = ("indices", device)
-        found: Any = plan._derived.get(key)
+        """Each stream has its own: what is copied to a device is there for those who come later on the same stream."""
+        key = ("indices", device, current_stream(device))
+        found: Any = plan._derived.get(key) or _before_capture(plan, device)
         if found is None:
             found = plan._derived[key] = Indices(plan, device)
         return found  # type: ignore[no-any-return]  # what is there under this key
@@ -313,6 +315,14 @@ class Indices:
         if key not in self._kept:
             self._kept[key] = make()
         return cast(T, self._kept[key])
+
+
+def _before_capture(plan: Plan, device: torch.device) -> object | None:
+    """While somebody captures launches nothing can be copied, but what was is there: captures begin by waiting for it."""
+    if not is_capturing(device):
+        return None
+    mine = [found for key, found in plan._derived.items() if isinstance(key, tuple) and key[:2] == ("indices", device)]
+    return mine[0] if mine else None
 
 
 def owners(plan: Plan, read: Read) -> Ints:

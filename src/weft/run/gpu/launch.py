@@ -47,6 +47,11 @@ def current_stream(device: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.index or 0) if is_gpu(device) else 0
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether launches on the current stream are captured instead of run."""
+    return is_gpu(device) and torch._C._cuda_isCurrentStreamCapturing()
+
+
 Fresh = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 _fast: Fresh | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
