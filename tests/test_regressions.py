@@ -97,7 +97,19 @@ def writes_into_a_turned_copy(m: Any, v: Any) -> None:
     give(v, torch.tanh(copy.reshape(-1)))
 
 
+def multiplies_by_a_reshaped_parameter(m: Any, v: Any) -> None:
+    square = (v.pull() + v.gather().sum()).reshape(2, 2)
+    give(v, torch.tanh(square.sort()[0] * m.w.bias.reshape(2, 2) + m.u.bias[:1].expand(2, 2)).reshape(D))
+
+
+def normalises_groups(m: Any, v: Any) -> None:
+    channels = (v.pull() + v.gather().sum()).reshape(1, D, 1)
+    give(v, nn.functional.group_norm(channels, 2, m.w.bias, m.u.bias).reshape(D))
+
+
 CODES = [
+    multiplies_by_a_reshaped_parameter,
+    normalises_groups,
     writes_into_a_turned_copy,
     two_lists_of_places,
     part_of_a_repeated_number,

@@ -7,7 +7,7 @@ from weakref import ref
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import weft
 import weft.nn
@@ -43,6 +43,24 @@ def test_what_no_kernel_expresses_runs_step_by_step_and_says_why(sample: str) ->
     with pytest.warns(weft.FallbackWarning) as told:
         assert_equivalent(program, *inputs, policies=["auto"], backends=["triton"])
     assert FALLS_BACK[sample] in {str(warning.message) for warning in told}
+
+
+class Reshapes(weft.VertexFunction):
+    """A parameter is read through a view that is the same for every step, by a kernel of a step."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"h": (4,)})
+        self.scale = nn.Parameter(torch.randn(4, dtype=torch.float64))
+
+    def forward(self, v: Any) -> None:
+        h = torch.tanh((v.pull() + v.gather().sum()).reshape(2, 2) * self.scale.reshape(2, 2)).reshape(4)
+        v.scatter(h=h)
+        v.push(h)
+
+
+def test_a_step_reads_a_reshaped_parameter_from_where_it_is() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    assert_equivalent(Reshapes(), weft.Graph([[], [0], [1, 0]]), x, policies=["auto"], backends=["triton"])
 
 
 @pytest.fixture

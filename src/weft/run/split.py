@@ -22,6 +22,7 @@ from weft.graph.tape import Name, Tape, Value, operands
 from weft.run.absent import leave_out_absent
 from weft.run.fuse import fuse_sums
 from weft.run.recompute import copy_tape, recompute_in_backward
+from weft.run.rowview import place_of
 from weft.run.thrift import Over, Thrift, apply_thrift
 from weft.run.views import bases, is_free
 
@@ -183,9 +184,16 @@ def _taken(piece: Piece, owed: list[Value]) -> list[Value]:
     for value in [*piece.values, *owed]:
         for operand in operands(value) if id(value) in inside else [value]:
             for base in bases(operand, piece.stage in PER_STEP):
+                base = base if id(value) not in inside or ops.is_product(value.target) else _in_memory(base)
                 if id(base) not in inside:
                     taken[id(base)] = base
     return list(taken.values())
+
+
+def _in_memory(base: Value) -> Value:
+    """What a kernel reads of a view that is the same for every step: it follows the view down to memory where it can."""
+    place = place_of(base) if is_free(base) else None
+    return base if place is None else place.base
 
 
 def _latest(value: Value, home: dict[int, str], order: tuple[str, ...], default: str) -> str:
