@@ -27,6 +27,7 @@ from weft.graph.program import Ints, NodeType, Program
 from weft.graph.rows import Spec, TensorSpec
 from weft.graph.tape import Name
 from weft.graph.uncast import uncast
+from weft.graph.writes import Unwritten
 from weft.plan.plan import Plan
 from weft.plan.schedule import schedule
 from weft.run.batched import run_batched
@@ -131,6 +132,8 @@ class VertexCall(CallCells):
         plan, cells, tree = planned.plan, planned.cells, planned.tree
         if not plan.program.num_nodes:
             return self._empty(tree)
+        if any(cell.trace.writes for cell in cells.values()):
+            return self._run_reference()  # what a vertex reads was written by those before it
         call = self.engine_call(plan, cells, tree, self._backend())
         with uncast(self.device.type):
             rows = run_batched(call)
@@ -259,7 +262,7 @@ class VertexCall(CallCells):
             self._name_cycle(error)
             raise
         feeds = {"x": self.x, "init": self.init}
-        with torch.no_grad(), undrawn(str(self.device)):
+        with torch.no_grad(), undrawn(str(self.device)), Unwritten(self.model.modules()):
             results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame, needed)
         return Answers(real_row(program, node, spec, results, feeds, self.edges))
 

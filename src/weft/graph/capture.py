@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import TraceError
+from weft.graph.writes import ASSIGNS
 
 _INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft", "_weft_recorded"}
 _LIBRARIES = frozenset({"torch", "numpy", "math", "typing", "collections", "functools", "itertools", "operator", "weft"})
@@ -306,7 +307,7 @@ def undisturbed(surroundings: Surroundings) -> Iterator[None]:
     finally:
         changed = [key for now, then in before for key in _take_back(now, then)]
     if changed:
-        raise Disturbed(f"it assigns a tensor to its module while it runs ({changed[0]}); make it in __init__")
+        raise Disturbed(f"{ASSIGNS} ({changed[0]}); make it in __init__")
 
 
 def _take_back(now: dict[str, Any], then: dict[str, Any]) -> list[str]:

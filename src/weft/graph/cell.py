@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from weft.errors import FROM_OUTSIDE, TraceError, WeftError
 from weft.graph.capture import Disturbed, Guards, Place, Surroundings, fetch, undisturbed
 from weft.graph.hooks import hooked, kind_of_hooks, unhooked
-from weft.graph.lowering import TENSOR_HOOKS, CellMode
+from weft.graph.lowering import TENSOR_HOOKS, CellMode, ChangesOutside
 from weft.graph.placed import is_on, placed
 from weft.graph.plain import Plain, Run, quietly, row_by_row, wary
 from weft.graph.ports import PER_EDGE, ports_of
@@ -36,6 +36,7 @@ from weft.graph.stored import is_as_stored
 from weft.graph.tape import Name, Rows, Shape, Tape, Value
 from weft.graph.twin import Sizes, twin_trace
 from weft.graph.undo import undone
+from weft.graph.writes import ASSIGNS, WRITES, Assigned, Unwritten, Written
 
 Body = Callable[[Any], Mapping[Name, Tensor]]
 """A cell's code: from what it can ask for (`weft.graph.rows.Rows`) to its named outputs."""
@@ -69,6 +70,8 @@ class Trace:
     """Why the cell runs by slower batching, if it does."""
     hooks: str | None = None
     """The kind of hooks that modules in it carry."""
+    writes: bool = False
+    """Whether it changes tensors of the user's: then the order of rows makes a difference."""
 
     def captured(self) -> list[Tensor]:
         return [fetch(place) for place in self.places]
@@ -95,7 +98,7 @@ class Sample(Protocol):
 
 
 @undone
-def discover(body: Body, spec: Spec, sample: Sample | None = None) -> Signature:
+def discover(body: Body, spec: Spec, sample: Sample | None = None, refuse_writes: bool = False) -> Signature:
     """Run the code once on single tensors: fake or, where its path depends on values, a sample, and zeros for the rest."""
     asked: dict[Name, TensorSpec] = {}
     inputs: dict[Name, Tensor] = {}
@@ -118,9 +121,13 @@ def discover(body: Body, spec: Spec, sample: Sample | None = None) -> Signature:
             stand_ins[id(tensor)] = mode.from_tensor(tensor.detach(), static_shapes=True)
         return stand_ins[id(tensor)]
 
+    written = Written()
+    watched = written if refuse_writes else nullcontext()
     if sample is None:
-        with _quiet(), mode, torch.no_grad(), placed(spec.device), CellMode(stand_in):
+        with _quiet(), mode, watched, torch.no_grad(), placed(spec.device), CellMode(stand_in):
             outputs = dict(body(OneRow(spec, ask)))
+        if (found := written.into(stand_ins.values())) is not None:
+            raise ChangesOutside(found)
         outputs = {name: stand_in(value) for name, value in outputs.items()}
     else:
         with torch.no_grad(), undrawn(spec.device), placed(spec.device):
@@ -192,12 +199,18 @@ def _discovered(body: Body, spec: Spec, surroundings: Surroundings) -> tuple[Sig
     """Look at the code with fake tensors; where it keeps one that it makes on first use, let it make a real one first."""
     try:
         with undisturbed(surroundings):
-            return discover(body, spec), surroundings
+            return discover(body, spec, refuse_writes=True), surroundings
     except Disturbed:
-        discover(body, spec, {})
+        before = Assigned(surroundings.modules)
+        with Unwritten():
+            discover(body, spec, {})
     surroundings = Surroundings().add(*surroundings.roots)
-    with undisturbed(surroundings):
-        return discover(body, spec), surroundings
+    try:
+        with undisturbed(surroundings):
+            return discover(body, spec, refuse_writes=True), surroundings
+    except Disturbed:  # it does so every time
+        before.put_back()
+        raise
 
 
 def _inner(surroundings: Surroundings) -> list[nn.Module]:
@@ -222,7 +235,12 @@ def trace_plainly(
 
     Without a `signature` the code runs once to find it: on the tensors of a row, `sample`, and zeros where that has none.
     """
-    signature = signature or discover(body, spec, {} if sample is None else sample)
+    writes = reason.startswith((WRITES, ASSIGNS))
+    if signature is None:
+        with Unwritten(surroundings.modules if writes else ()) as unwritten:
+            signature = discover(body, spec, {} if sample is None else sample)
+        if unwritten.found is not None and not writes:
+            writes, reason = True, f"{WRITES} ({unwritten.found})"
     asked = {**signature.asked, **foreseen}
     found = {id(fetch(place)): place for place in reversed(surroundings.tensors) if fetch(place).requires_grad}
     places = tuple(reversed(found.values()))
@@ -240,8 +258,13 @@ def trace_plainly(
     try:
         if reason == TENSOR_HOOKS or hooks == "backward":
             raise TraceError(_HOOKS)  # which vmap would not call
-        with unhooked(surroundings.modules), unhooked(surroundings.modules):
-            _try({n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}, run, diff, device)
+        if writes:
+            raise TraceError(WRITES)
+        given = {n: torch.zeros((2, *specs[n].shape), dtype=specs[n].dtype, device=device) for n in names}
+        with Unwritten() as unwritten, unhooked(surroundings.modules), unhooked(surroundings.modules):
+            _try(given, run, diff, device)
+        if unwritten.found is not None:
+            raise TraceError(WRITES)
     except FROM_OUTSIDE:
         raise
     except Exception:
@@ -258,7 +281,8 @@ def trace_plainly(
         lambda: torch.autocast(kind, dtype=dtype, enabled=dtype is not None),
     )
     tape = plain.tape(specs, signature.outputs, lambda n: n[0] in PER_EDGE or n == ("seg",))
-    return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, f"{reason}; it runs {way}", groups)
+    fallback = f"{reason}; it runs {way}"
+    return _finished(name, tape, spec, asked, signature.outputs, places, surroundings, fallback, groups, writes)
 
 
 def _try(given: dict[Name, Tensor], run: Run, diff: Sequence[Name], device: str) -> None:
@@ -281,6 +305,7 @@ def _finished(
     surroundings: Surroundings,
     fallback: str | None,
     groups: Sequence[Sequence[int]] | None,
+    writes: bool = False,
 ) -> Trace:
     ports = ports_of(asked, spec.first_child, groups)
     separate_states(tape)
@@ -288,8 +313,8 @@ def _finished(
         if port.kind == "slots":
             join_slots(tape, port.positions)
     kinds = tuple(_kind(fetch(place)) for place in places)
-    inner = _inner(surroundings)
-    return Trace(name, tape, ports, outputs, places, kinds, Guards(surroundings), inner, fallback, kind_of_hooks(inner))
+    inner, watched = _inner(surroundings), Guards(surroundings)
+    return Trace(name, tape, ports, outputs, places, kinds, watched, inner, fallback, kind_of_hooks(inner), writes)
 
 
 def _place(surroundings: Surroundings, tensor: Tensor) -> Place:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import TraceError
+from weft.graph.writes import WRITES
 
 TENSOR_HOOKS = "it registers a hook on a tensor, which sees the gradients of single rows"
 _HOOKING = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
@@ -29,7 +30,7 @@ class ChangesOutside(TraceError):
     """Code writes into a tensor that it was not given."""
 
     def __init__(self, how: str) -> None:
-        super().__init__(f"it changes a parameter, buffer or outside tensor in place ({how})")
+        super().__init__(f"{WRITES} ({how})")
 
 
 class CellMode(TorchFunctionMode):
@@ -46,10 +47,10 @@ class CellMode(TorchFunctionMode):
             return _hook()
         if func == _REQUIRES_GRAD and torch.is_grad_enabled():
             return self._is_trained(args[0])
-        if _mutates(func, name) and args and isinstance(args[0], Tensor) and self.stand_in(args[0]) is not args[0]:
-            raise ChangesOutside(name)
+        if _mutates(func, name) and args and any(self._is_outside(leaf) for leaf in tree_leaves(args[0])):
+            raise ChangesOutside(".data" if func == _SET_DATA else name)
         out = kwargs.get("out")
-        if isinstance(out, Tensor) and self.stand_in(out) is not out:
+        if any(self._is_outside(leaf) for leaf in tree_leaves(out)):
             raise ChangesOutside(f"{name} with out=")
         # A size is no list of numbers: Tensor.new(size) and Tensor.new(list) are two things.
         args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs), is_leaf=lambda part: isinstance(part, torch.Size))
@@ -57,6 +58,9 @@ class CellMode(TorchFunctionMode):
         if lowered is not None:
             return lowered(func, *args, **kwargs)
         return _in_full_precision(func, args, kwargs) if name in FULL_PRECISION else func(*args, **kwargs)
+
+    def _is_outside(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and self.stand_in(tensor) is not tensor
 
     def _is_trained(self, tensor: Tensor) -> bool:
         """What the code would be told of one row; batched tensors know it inside."""
@@ -100,13 +104,11 @@ FULL_PRECISION = frozenset(
 
 
 def _mutates(func: Any, name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name in (
-        "__setitem__",
-        "__iadd__",
-        "__imul__",
-        "__isub__",
-        "__itruediv__",
-    )
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE or func == _SET_DATA
+
+
+_IN_PLACE = frozenset({"__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"})
+_SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]  # it is a descriptor
 
 
 def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
