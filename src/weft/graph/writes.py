@@ -27,7 +27,7 @@ class Written(TorchDispatchMode):
     """Which memory is written inside it, and by what."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.by: dict[int, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,7 +62,7 @@ class Unwritten(TorchDispatchMode):
     """After it all tensors, and those that modules have, are as they were; `found` names what wrote into one, if any."""
 
     def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.found: str | None = None
         self._assigned = Assigned(modules)
         self._saved: list[tuple[Tensor, Tensor, int | None]] = []
@@ -90,7 +90,7 @@ class Unwritten(TorchDispatchMode):
         self._saved.append((tensor, tensor.detach().clone(), None if tensor.is_inference() else tensor._version))
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's own
         with torch.no_grad():
             for tensor, before, version in reversed(self._saved):
                 tensor.detach().copy_(before)
