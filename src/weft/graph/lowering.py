@@ -221,11 +221,11 @@ def _scatter_in_place(func: Any, input: Tensor, dim: int, index: Tensor, *rest: 
 def _gumbel_softmax(
     func: Callable[..., Tensor], logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:
-    """Jang et al., "Categorical Reparameterization with Gumbel-Softmax", 2017: the hard form, without writing in place."""
-    if not hard:
-        return func(logits, tau, hard, eps, dim)
+    """Jang et al., "Categorical Reparameterization with Gumbel-Softmax", 2017, without writing in place."""
     noise = -torch.empty_like(logits).exponential_().log()
     soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
+        return soft
     chosen = torch.zeros_like(logits).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)
     return chosen - soft.detach() + soft
 

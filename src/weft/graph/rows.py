@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from weft.graph.lowering import CellMode
+from weft.graph.drawing import EdgeMode
 from weft.graph.tape import Name
 
 _functorch = torch._C._functorch
@@ -113,8 +113,11 @@ class _Asking:
 
     def _imagined_child(self, fn: ChildFunction, *per_edge: Tensor) -> Any:
         """What a map over no children would return for one: only its shape matters."""
-        edge = tree_map_only(TensorSpec, self._zeros, self.spec.edge)
-        return fn({key: self._zeros(spec) for key, spec in self.state.items()}, edge, *per_edge)
+        edge = tree_map_only(TensorSpec, self._imagined, self.spec.edge)
+        return fn({key: self._imagined(spec) for key, spec in self.state.items()}, edge, *per_edge)
+
+    def _imagined(self, spec: TensorSpec) -> Tensor:
+        return self._zeros(spec)
 
     def child_sum(self, key: str) -> Tensor:
         spec = self.state[key]
@@ -182,11 +185,13 @@ class ManyRows(_Asking):
             state = {key: inputs[("edge", key)].clone() for key in self.state if ("edge", key) in inputs}
             feeds = [inputs.get(("edge_feed", i)) for i in range(count)]
             edge = torch.utils._pytree.tree_unflatten(feeds, tree) if count else None
-            with CellMode(lambda tensor: self._on_edge(tensor, level)):
+            with EdgeMode(lambda tensor: self._on_edge(tensor, level), level, self.level, edges):
                 result = fn(state, edge, *extra)
-            return tree_map_only(Tensor, lambda tensor: self._on_edge(tensor, level), result)
+            # A copy, so that what the code reaches outside is seen by the mode around, which knows what stands for it.
+            return tree_map_only(Tensor, lambda tensor: self._on_edge(tensor.clone(), level), result)
 
         assert self.seg is not None
+        edges = self.seg.shape[0]
         return torch.vmap(one_edge, randomness="different")(self.seg, dict(self.edges), *per_edge)
 
     def _on_edge(self, tensor: Tensor, level: int) -> Tensor:
@@ -196,6 +201,10 @@ class ManyRows(_Asking):
         assert self.seg is not None
         whole = _functorch._remove_batch_dim(tensor, self.level, self.rows, 0)
         return _functorch._add_batch_dim(whole.index_select(0, self.seg), 0, level)
+
+    def _imagined(self, spec: TensorSpec) -> Tensor:
+        """A row for each vertex: code that draws random numbers into what is like a child's state needs one."""
+        return self._vertex(torch.zeros((self.rows, *spec.shape), dtype=spec.dtype, device=self.spec.device))
 
     def _vertex(self, whole: Tensor) -> Tensor:
         return _functorch._add_batch_dim(whole, 0, self.level)
