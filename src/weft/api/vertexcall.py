@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -131,7 +132,10 @@ class VertexCall(CallCells):
         planned = self.plan()
         plan, cells, tree = planned.plan, planned.cells, planned.tree
         if not plan.program.num_nodes:
-            return self._empty(tree)
+            return self._empty()
+        silent = self._silent() if tree is None else None
+        if silent is not None:
+            return silent
         if any(cell.trace.writes for cell in cells.values()):
             return self._run_reference()  # what a vertex reads was written by those before it
         call = self.engine_call(plan, cells, tree, self._backend())
@@ -188,23 +192,39 @@ class VertexCall(CallCells):
     def _result(self, tree: Any, rows: list[Tensor]) -> Any:
         return _result(tree, [key for key, _ in self.state], rows)
 
-    def _empty(self, tree: Any) -> Any:
+    def _empty(self) -> Any:
         """No vertices: rows of the right shape, none of them."""
-        kinds = [self.cell(t, True) for t in range(len(self.functions))]
-        cell, tree = next((kind for kind in kinds if kind[1] is not None), kinds[0])
-        outputs = cell.trace.outputs
-        specs = [outputs[name] for name in self._wanted(tree)]
-        rows = [torch.empty((0, *spec.shape), dtype=spec.dtype, device=self.device) for spec in specs]
-        # As with any PyTorch module, the result of an empty batch can be trained on: gradients are zeros.
+        pushing = self._pushing(range(len(self.functions)))
+        return self._zeros(pushing or self.cell(0, self.rounds is None)[0], 0)
+
+    def _silent(self) -> Any:
+        """Nothing is pushed in this graph: the rows that types which are not in it would push, zeros; None if none would."""
+        ids = self.type_ids
+        if len(self.functions) == 1 or ids is None:
+            return None
+        pushing = self._pushing(sorted(set(range(len(self.functions))).difference(np.unique(ids).tolist())))
+        return None if pushing is None else self._zeros(pushing, self.graph.num_vertices if self.at is None else len(self.at))
+
+    def _pushing(self, types: Iterable[int]) -> CompiledCell | None:
+        """The first of these types that pushes something."""
+        cells = (self.cell(number, self.rounds is None) for number in types)
+        return next((cell for cell, tree in cells if tree is not None), None)
+
+    def _zeros(self, cell: CompiledCell, count: int) -> Any:
+        """Rows of zeros in the form that a cell gives."""
+        specs = [cell.trace.outputs[name] for name in self._wanted(cell.tree)]
+        rows = [torch.zeros((count, *spec.shape), dtype=spec.dtype, device=self.device) for spec in specs]
+        # As with any PyTorch module, the result can be trained on: gradients are zeros.
         start = torch.zeros((), device=self.device)
-        anchor = sum(((p * 0).sum() for p in self.model.parameters() if p.requires_grad and p.is_floating_point()), start)
-        return self._result(tree, [row + anchor.to(row) if row.is_floating_point() else row for row in rows])
+        trained = [p for p in self.model.parameters() if p.requires_grad and p.is_floating_point()]
+        anchor = sum((p.flatten()[:0].sum() for p in trained), start)
+        return self._result(cell.tree, [row + anchor.to(row) if row.is_floating_point() else row for row in rows])
 
     def _run_reference(self) -> Any:
         kinds, seen, bodies, trees = self._reference_types()
         program = self.program(tuple(kinds), seen)
         if not program.num_nodes:
-            return self._empty(None)
+            return self._empty()
         feeds = {"x": self.x, "init": self.init}
         try:
             results = run_reference(program, lambda number: bodies[number], feeds, self.edges, self._blame)
@@ -213,6 +233,9 @@ class VertexCall(CallCells):
             raise
         mine = results if self.rounds is None else results[self.rounds * self.graph.num_vertices :]
         tree = self._pushed_by_rows(mine, seen.ids, trees)
+        silent = self._silent() if tree is None else None
+        if silent is not None:
+            return silent
         at = range(len(mine)) if self.at is None else self.at.tolist()
         rows = []
         for name in self._wanted(tree):
