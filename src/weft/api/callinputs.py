@@ -155,7 +155,8 @@ class CallInputs:
                 forward(function, vertex)
                 outputs, tree = vertex.results()
             except WeftError as error:
-                self._name(error, shown)
+                told_apart = vertex.type_was_read and self.graph.has_types
+                self._name(error, f"{shown}, v.type {vertex_type}" if told_apart else shown)
                 raise
             if told is not None:
                 told["tree"], told["reads type"] = tree, vertex.type_was_read

@@ -20,7 +20,7 @@ from weft.api.function import VertexFunction, prepared
 from weft.api.modelcache import Kinds, ModelCache
 from weft.api.repeat import MOST_ALIKE, MOST_LOOKS, Repeat, is_distributed, looks, plan_key
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
-from weft.errors import StructureError
+from weft.errors import StructureError, TraceError, WeftError
 from weft.graph.cell import Sample, undrawn
 from weft.graph.plain import Unforeseen
 from weft.graph.ports import ports_of
@@ -32,9 +32,12 @@ from weft.graph.writes import Unwritten
 from weft.plan.plan import Plan
 from weft.plan.schedule import schedule
 from weft.run.batched import run_batched
+from weft.run.blaming import NOBODY
 from weft.run.call import Call, CompiledCell
 from weft.run.reference import real_row, run_reference
 from weft.run.wanted import Wanted, only_type
+
+_OF_THE_BATCH = "of the batch"
 
 
 def run(model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any]) -> Any:
@@ -48,7 +51,12 @@ def run(model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any])
     except TypeError:  # an option that cannot be looked up, and will be named
         return prepared(model, structure, x, **keywords).run()
     for one in known:
-        rows = one.run(model, structure, x, cache.plans)
+        try:
+            rows = one.run(model, structure, x, cache.plans)
+        except NOBODY:
+            raise
+        except Exception as error:
+            raise prepared(model, structure, x, **keywords).blamed(error) from None
         if rows is not None:
             return one.result(rows)
     call = prepared(model, structure, x, **keywords)
@@ -127,6 +135,24 @@ class VertexCall(CallCells):
                 self.cache.foreseen[late.name] = late.spec
                 self.cache.cells.clear()
                 self.cache.settled.clear()
+            except NOBODY:
+                raise
+            except Exception as error:
+                raise self.blamed(error) from None
+
+    def blamed(self, error: Exception) -> Exception:
+        """The error with a note of the vertex that it came up at: rows fail together, so all run again, one by one."""
+        if isinstance(error, TraceError) or any(_OF_THE_BATCH in note for note in getattr(error, "__notes__", ())):
+            return error
+        try:
+            with undrawn(str(self.device)), Unwritten(self.model.modules()):
+                self._run_reference()
+        except NOBODY:
+            return error
+        except Exception as again:
+            is_worded = isinstance(error, WeftError) and not isinstance(again, WeftError)
+            return error if is_worded else again
+        return error
 
     def _run_batched(self) -> Any:
         planned = self.plan()
@@ -294,7 +320,7 @@ class VertexCall(CallCells):
         part = self._part(vertex)
         inside = vertex - int(self.graph.part_offsets[part])
         name = self._shown_name(0 if self.type_ids is None else int(self.type_ids[vertex]))
-        error.add_note(f"in {name}, vertex {inside} of graph {part} (vertex {vertex} of the batch)")
+        error.add_note(f"in {name}, vertex {inside} of graph {part} (vertex {vertex} {_OF_THE_BATCH})")
 
 
 def _stacked(rows: list[Tensor], like: Tensor) -> Tensor:

@@ -115,7 +115,9 @@ def _memories(nest: Any) -> dict[int, Any]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The tensors among an operation's arguments that it changes."""
+    """The tensors among an operation's arguments whose numbers it changes; some only change how they are seen."""
+    if torch.Tag.inplace_view in func.tags:
+        return
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     for argument in func._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
