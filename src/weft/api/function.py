@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from weft.api.graph import Graph
 from weft.api.vertex import Vertex
 from weft.data import Batch
 from weft.errors import TypeMismatch
+from weft.graph.hooks import hooked
 from weft.run.options import Options
 
 if TYPE_CHECKING:
@@ -64,6 +66,10 @@ class VertexFunction(nn.Module):
         """The function of each vertex type, by name."""
         return [(type(self).__name__, self)]
 
+    def hooked_functions(self, structure: Any) -> Sequence[VertexFunction]:
+        """The functions inside this one that carry hooks and have vertices."""
+        return ()
+
     def collate_examples(self, examples: Sequence[Any]) -> Any:
         """Graphs, or pairs of a graph and its `x`, as the content of one `weft.data.Batch`."""
         return collated(type(self).__name__, examples)
@@ -93,11 +99,21 @@ def _dispatching(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def call(model: VertexFunction, structure: Any, x: Any = None, **keywords: Any) -> Any:
-    """Run a vertex function on a graph."""
+def call(model: VertexFunction, structure: Any, x: Any = None, *, inside: Any = None, **keywords: Any) -> Any:
+    """Run a vertex function on a graph, or what is to run inside its hooks."""
+    if inside is not None:
+        return inside(structure, x)
     if isinstance(structure, Batch) and x is None:
         structure, x = structure.content
-    return _run()(model, structure, x, keywords)
+    hooked = model.hooked_functions(structure)
+    return _inside(hooked, model, structure, x, keywords) if hooked else _run()(model, structure, x, keywords)
+
+
+def _inside(hooked: Sequence[VertexFunction], model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any]) -> Any:
+    """The call inside the hooks of these functions, the first ones outermost: each sees what the call is given and gives."""
+    if not hooked:
+        return _run()(model, structure, x, keywords)
+    return hooked[0](structure, x, inside=lambda structure, x: _inside(hooked[1:], model, structure, x, keywords))
 
 
 def prepared(
@@ -172,3 +188,22 @@ class Typed(VertexFunction):
     def vertex_functions(self) -> list[tuple[str, VertexFunction]]:
         functions: Any = self._modules["functions"]
         return [*functions._modules.items()]
+
+    def hooked_functions(self, structure: Any) -> Sequence[VertexFunction]:
+        functions: Any = self._modules["functions"]
+        for one in functions._modules.values():
+            if one._forward_pre_hooks or one._forward_hooks or one._backward_hooks or one._backward_pre_hooks:
+                return self._used(functions._modules, structure)
+        return ()
+
+    @staticmethod
+    def _used(functions: Mapping[str, VertexFunction], structure: Any) -> Sequence[VertexFunction]:
+        """Those of the functions with hooks whose types occur, each once."""
+        if not isinstance(structure, Graph):
+            return ()
+        used = list(functions)
+        if structure.type_ids is not None:
+            names = structure.type_names or used
+            used = [names[number] for number in np.unique(structure.type_ids).tolist() if number < len(names)]
+        carry = [one for name, one in functions.items() if name in used and hooked([one]) is not None]
+        return list(dict.fromkeys(carry))
