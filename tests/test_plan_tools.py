@@ -18,6 +18,7 @@ import weft
 import weft.nn
 from plan_parts import Fold, Given, Size, chains, two_trees, two_types_on_a_cycle
 from weft.graph.ops import PRODUCTS
+from weft.testing import assert_equivalent
 from weft.tools.planned import Planned
 
 CONTRACT = (
@@ -74,7 +75,55 @@ def test_a_full_tree_takes_one_batch_per_level() -> None:
 
 def test_rounds_are_levels() -> None:
     numbers = weft.plan(Size(), weft.Graph.chain(5), rounds=3).stats()
-    assert (numbers["nodes"], numbers["levels"], numbers["edges"]) == (20, 4, 3 * (5 + 4))
+    assert (numbers["nodes"], numbers["levels"], numbers["edges"]) == (3 * 5, 3, 3 * 4)
+    assert (numbers["types"], numbers["batches"], numbers["lower_bound"]) == (2, 1 + 3, 1 + 3)  # the first states are a batch
+
+
+class Decays(weft.VertexFunction):
+    """Reads its own state and, if told to, that of its children."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(state={"n": ()})
+        self.slots = slots
+
+    def forward(self, v: Any) -> None:
+        v.scatter(n=v.state["n"] / 2 + sum(v.gather(slot)["n"] for slot in range(self.slots)))
+
+
+class Pulls(weft.VertexFunction):
+    """Reads no state at all."""
+
+    def __init__(self) -> None:
+        super().__init__(state={"n": ()})
+
+    def forward(self, v: Any) -> None:
+        v.scatter(n=2 * v.pull())
+        v.push(v.pull() + 1)
+
+
+@pytest.mark.parametrize("policy", ["auto", "condense", "depth", "agenda"])
+def test_rounds_count_the_states_that_are_read(policy: str) -> None:
+    ring = weft.Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_vertices=4)
+    keys = ("nodes", "edges", "levels", "batches", "lower_bound")
+    for model, expected in (
+        (Pulls(), (12, 0, 1, 1, 1)),
+        (Decays(0), (12, 3 * 4, 3, 4, 4)),
+        (Decays(1), (12, 3 * (4 + 4), 3, 4, 4)),
+        (Size(), (12, 3 * 4, 3, 4, 4)),
+    ):
+        x = torch.ones(4) if isinstance(model, Pulls) else None
+        numbers = weft.plan(model, ring, x, rounds=3, policy=policy).stats()
+        assert tuple(numbers[key] for key in keys) == expected, model
+        assert_equivalent(model, ring, x, rounds=3, policies=[policy])
+
+
+def test_rounds_are_explained_by_what_is_read() -> None:
+    ring = weft.Graph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_vertices=4)
+    nothing = weft.plan(Pulls(), ring, torch.ones(4), rounds=3).explain()
+    assert nothing.startswith("Pulls: 1 example, 12 nodes, 0 edges, 2 types, 1 level\n1 batch, and no order has fewer;")
+    assert "feeds itself" not in nothing and "once: no state of it is read here" not in nothing
+    both = weft.plan(Decays(1), ring, rounds=3).explain()
+    assert "  - Decays gathers n of its own state and slot 0 by index: " in both
 
 
 def test_the_second_plan_of_a_structure_comes_from_the_cache() -> None:

@@ -106,21 +106,37 @@ def _read_slots(graph: Graph, kinds: Sequence[NodeType], type: Ints, with_edges:
 
 
 def round_program(graph: Graph, kinds: Sequence[NodeType], type: Ints, rounds: int, with_edges: bool) -> Program:
-    """`rounds` layers over layer 0; argument 0 of a vertex is itself one layer before, its children follow."""
+    """`rounds` layers over layer 0; argument 0 of a vertex is itself one layer before, its children follow.
+
+    What a type does not read is empty: nobody has to wait for it.
+    """
     n = graph.num_vertices
     vertices = np.arange(n, dtype=np.int32)
-    lengths = np.diff(graph.offsets) + 1
+    of_children = np.diff(graph.offsets)
+    lengths = of_children + 1
     own = offsets(lengths)[:-1]
     others = np.ones(int(lengths.sum()), dtype=np.bool_)
     others[own] = False
     src, edge = np.empty(len(others), dtype=np.int32), np.full(len(others), EMPTY, dtype=np.int32)
-    src[own], src[others], edge[others] = vertices, graph.children, graph.edge_rows
+    edge[others] = graph.edge_rows
+    src[own] = np.where(np.array([_reads_own(kind) for kind in kinds]).take(type), vertices, EMPTY)
+    reads_children = np.array([_reads_children(kind) for kind in kinds]).take(type)
+    src[others] = np.where(np.repeat(reads_children, of_children), graph.children, EMPTY)
     builder = Builder(kinds, feeds=True, edges=with_edges)
     before = builder.layer(np.full(n, len(kinds) - 1, dtype=np.int32), np.zeros(n, np.int32), src[:0], feed=vertices)
     for _ in range(rounds):
         reads = np.where(src >= 0, src + np.int32(before.start), src).astype(np.int32)
         before = builder.layer(type, lengths, reads, feed=vertices, edge=edge if with_edges else None)
     return builder.finish()
+
+
+def _reads_own(kind: NodeType) -> bool:
+    """Whether a type of rounds reads argument 0."""
+    return any(port.kind == "slots" and 0 in port.positions for port in kind.ports)
+
+
+def _reads_children(kind: NodeType) -> bool:
+    return any(port.kind != "slots" or max(port.positions) > 0 for port in kind.ports)
 
 
 def plan_tree(graph: Graph, program: Program, policy: str, max_rows: int | None) -> Plan:

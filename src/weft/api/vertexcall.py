@@ -286,10 +286,11 @@ class VertexCall(CallCells):
         trees: dict[int, dict[str, Any]] = {}
         spec = self._spec(False)
         kinds: list[NodeType] = []
+        anything = [("sum", ""), *([] if self.rounds is None else [("slot", 0, "")])]
         for number in range(max(seen.present, default=-1) + 1):
             trees[number] = {}
             bodies[number] = self.body(number // 2, spec, trees[number]), spec
-            kinds.append(NodeType(self.name, ports_of({("sum", ""): TensorSpec((), torch.float32)}, spec.first_child)))
+            kinds.append(NodeType(self.name, ports_of(anything, spec.first_child)))
         if self.rounds is not None:
             kinds.append(INIT)
             bodies[len(kinds) - 1] = (lambda rows: {(0, key): value for key, value in rows.feed("init").items()}), spec

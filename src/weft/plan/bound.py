@@ -31,18 +31,23 @@ def lower_bound(num_types: int, type: Ints, ptr: Ints, src: Ints) -> int:
     >>> lower_bound(2, np.array([0, 1, 1, 0], np.int32), np.array([0, 0, 1, 1, 2], np.int32), np.array([0, 2], np.int32))
     2
     """
+    return sum(longest_chains(num_types, type, ptr, src).values())
+
+
+def longest_chains(num_types: int, type: Ints, ptr: Ints, src: Ints) -> dict[int, int]:
+    """For every type that has nodes the largest number of them on one path."""
     groups = group_nodes(num_types, type, ptr, src)
     if not any(groups.cyclic):
-        return len(groups.types)
+        return {types[0]: 1 for types in groups.types}
     level = levels_within(ptr, src, groups.of_node)
-    bound = 0
+    found: dict[int, int] = {}
     for number, (types, nodes) in enumerate(zip(groups.types, groups.nodes, strict=True)):
         if len(types) == 1:
-            bound += int(level[nodes].max()) + 1
+            found[types[0]] = int(level[nodes].max()) + 1
         else:
             by_level = _ByLevel(nodes, level, *between_members(ptr, src, groups.of_node == number))
-            bound += sum(by_level.most_on_one_path(type[by_level.nodes] == kind) for kind in types)
-    return bound
+            found |= {kind: by_level.most_on_one_path(type[by_level.nodes] == kind) for kind in types}
+    return found
 
 
 class _ByLevel:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from weft.api.structure import INIT
 from weft.graph.calls import KEY
 from weft.graph.program import Ints
 from weft.plan.condense import group_nodes
@@ -32,7 +35,8 @@ def _steps(pieces: Pieces, max_rows: int | None) -> list[str]:
     program = plan.program
     groups = group_nodes(len(program.types), program.type, program.ptr, program.src)
     free = {types[0] for types, cyclic in zip(groups.types, groups.cyclic, strict=True) if not cyclic}
-    found = [_why_steps(pieces, group, free) for group in plan.groups if group.cyclic and group.steps > 1]
+    swept = [group for group in plan.groups if group.cyclic and group.steps > 1 and any(map(pieces.steps_of, group.types))]
+    found = [_why_steps(pieces, group, free) for group in swept]
     if max_rows is not None and any((group.step_hi - group.step_lo == max_rows).any() for group in plan.groups):
         found.append(f"Steps of more than {max_rows:,} rows are cut: max_rows={max_rows}.")
     return found
@@ -80,11 +84,20 @@ def what_is_read(plan: Plan, read: Read, keys: list[str]) -> str:
     """States of children by their keys; recorded calls have arguments instead, or the items of a list, without keys."""
     recorded = KEY in keys
     if read.kind == "slots":
-        positions = plan.program.types[read.type].ports[read.port].positions
-        where = f"{'argument' if recorded else 'slot'}{'s' if len(positions) > 1 else ''} {', '.join(map(str, positions))}"
+        where = _slots(plan, read, "argument" if recorded else "slot")
     else:
         where = f"all {'items' if recorded else 'children'}{', summed,' if read.kind == 'sum' else ''}"
     return where if recorded else f"{', '.join(keys)} of {where}"
+
+
+def _slots(plan: Plan, read: Read, word: str) -> str:
+    positions: Sequence[int] = plan.program.types[read.type].ports[read.port].positions
+    own = []
+    if INIT in plan.program.types:  # rounds: a vertex's own state comes before its children
+        own = ["its own state"] if 0 in positions else []
+        positions = [position - 1 for position in positions if position]
+    slots = [f"{word}{'s' if len(positions) > 1 else ''} {', '.join(map(str, positions))}"] if positions else []
+    return " and ".join([*own, *slots])
 
 
 def why_index(plan: Plan, read: Read, recorded: bool = False) -> str:

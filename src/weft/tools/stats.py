@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.plan.bound import lower_bound
-from weft.plan.condense import group_nodes
+from weft.api.structure import INIT
+from weft.graph.program import EMPTY
+from weft.plan.bound import longest_chains
 from weft.plan.levels import levels
 from weft.tools.pieces import Pieces
 
@@ -19,16 +20,19 @@ def stats(planned: Planned) -> dict[str, int | float]:
     """All numbers of a plan; docs/plans.md says what each means."""
     plan, pieces = planned.plan, planned.pieces
     program, types = plan.program, list(planned.pieces.types.values())
+    # First states of rounds are no vertices' work: they are there before the first round.
+    first = np.isin(program.type, [t for t, kind in enumerate(program.types) if kind == INIT])
+    own = np.where((program.src >= 0) & np.append(first, False)[program.src], EMPTY, program.src)
     gathers = [gather for kind in types for gather in kind.gathers]
     forward = [piece for kind in types for piece in kind.forward.values()]
     backward = [piece for kind in types for piece in kind.backward.values()]
     return {
         "examples": planned.examples,
-        "nodes": program.num_nodes,
+        "nodes": int(np.count_nonzero(~first)),
         "edges": int(np.count_nonzero(program.src >= 0)),
         "types": len(types),
         "groups": len(plan.groups),
-        "levels": int(levels(program.ptr, program.src).max(initial=-1)) + 1,
+        "levels": int(levels(program.ptr, own)[~first].max(initial=-1)) + 1,
         "steps": plan.num_steps,
         "batches": sum(piece.batches for piece in forward),
         "lower_bound": fewest_batches(pieces),
@@ -57,10 +61,8 @@ def fewest_batches(pieces: Pieces) -> int:
     if not program.num_nodes:
         return 0
     once = sum(stage in kind.forward for kind in pieces.types.values() for stage in ("before", "after"))
-    groups = group_nodes(len(program.types), program.type, program.ptr, program.src)
-    on_no_cycle = [types[0] for types, cyclic in zip(groups.types, groups.cyclic, strict=True) if not cyclic]
-    chains = lower_bound(len(program.types), program.type, program.ptr, program.src) - len(on_no_cycle)
-    return once + chains + sum(pieces.steps_of(t) > 0 for t in on_no_cycle)
+    chains = longest_chains(len(program.types), program.type, program.ptr, program.src)
+    return once + sum(chains[t] for t in pieces.types if pieces.steps_of(t))
 
 
 def largest_batch(pieces: Pieces) -> int:
