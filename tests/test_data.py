@@ -15,6 +15,8 @@ import weft.data
 
 TREES = [weft.Graph.from_parents(parents) for parents in ([1, -1], [2, 2, -1], [1, 2, 3, -1], [-1])]
 
+OF_FOUR = "expected rows of torch.float32 of shape [4], as in example 0"
+
 
 def items() -> list[Any]:
     generator = torch.Generator().manual_seed(0)
@@ -74,12 +76,47 @@ def test_a_list_is_an_example_and_no_tuple_of_parts() -> None:
             ((TREES[1], [torch.zeros(3, 4)]), 0),
             "TreeGRU: example 1: expected x of the same structure as that of example 0, came another",
         ),
+        (
+            ((TREES[1], torch.zeros(3, 5)), 0),
+            f"TreeGRU: example 1: x: {OF_FOUR}, got torch.float32 of shape [5]",
+        ),
+        (
+            ((TREES[1], torch.zeros(3, 4, dtype=torch.float64)), 0),
+            f"TreeGRU: example 1: x: {OF_FOUR}, got torch.float64 of shape [4]",
+        ),
     ],
 )
 def test_an_example_that_does_not_fit_is_named(item: Any, message: str) -> None:
     with pytest.raises(weft.WeftError) as error:
         weft.data.collate(model())([items()[0], item])
     assert str(error.value) == message
+
+
+def test_the_leaf_of_a_nest_that_does_not_fit_is_named() -> None:
+    first, second = ({"a": torch.zeros(2), "b": torch.zeros(2, width)} for width in (3, 4))
+    with pytest.raises(weft.ShapeError) as error:
+        weft.data.collate(model())([((TREES[0], first), 0), ((TREES[0], second), 1)])
+    expected = "expected rows of torch.float32 of shape [3], as in example 0, got torch.float32 of shape [4]"
+    assert str(error.value) == f"TreeGRU: example 1: x['b']: {expected}"
+
+
+def test_items_that_are_a_graph_and_its_x_are_told_how_to_say_so() -> None:
+    net, collating = model(), weft.data.collate(model())
+    pairs = [pair for pair, _ in items()]
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as failed:
+        collating(pairs)
+    assert failed.value.__notes__ == [
+        "weft.data.collate: the first part of every item was taken as the example, and rest= failed on what is left; "
+        "where an item is a graph and its x, pass inputs=(0, 1)"
+    ]
+    batch, rest = collating(pairs[:1])
+    assert rest.shape == (1, 2, 4)
+    with pytest.raises(weft.TypeMismatch, match=r"v\.pull") as missing:
+        net(batch)
+    assert missing.value.__notes__[-1] == (
+        "the examples of this weft.data.Batch are graphs alone; where an item is a graph and its x, pass inputs=(0, 1) to "
+        "weft.data.collate"
+    )
 
 
 def test_collate_of_something_else() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from weft.api.graph import Graph
+from weft.api.inputs import place
 from weft.errors import ShapeError, TypeMismatch
 
 
@@ -20,16 +21,24 @@ def collated(name: str, examples: Sequence[Any]) -> tuple[Graph, Any]:
     if not pairs or all(x is None for _, x in pairs):
         return graph, None
     flat = [tree_flatten(x) for _, x in pairs]
-    tree = flat[0][1]
-    for at, (leaves, other) in enumerate(flat):
-        if other != tree:
+    for at, ((mine, _), (leaves, tree)) in enumerate(zip(pairs, flat, strict=True)):
+        if tree != flat[0][1]:
             raise TypeMismatch(f"{name}: example {at}: expected x of the same structure as that of example 0, came another")
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != pairs[at][0].num_vertices:
-                came = f"shape {list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
-                rows = pairs[at][0].num_vertices
-                raise ShapeError(f"{name}: example {at}: x: expected {rows} rows, one for each vertex, got {came}")
-    return graph, tree_unflatten([torch.cat(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)], tree)
+        for number, leaf in enumerate(leaves):
+            _check(name, at, pairs[at][1], number, leaf, mine.num_vertices, flat[0][0][number])
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return graph, tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
+
+
+def _check(name: str, at: int, x: Any, number: int, leaf: Any, rows: int, first: Any) -> None:
+    """A leaf of an example's x has a row for each vertex, and rows as those of the first example."""
+    where = f"{name}: example {at}: x{place(x, number)}"
+    if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != rows:
+        came = f"shape {list(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+        raise ShapeError(f"{where}: expected {rows} rows, one for each vertex, got {came}")
+    if leaf.shape[1:] != first.shape[1:] or leaf.dtype != first.dtype:
+        expected = f"{first.dtype} of shape {list(first.shape[1:])}, as in example 0"
+        raise ShapeError(f"{where}: expected rows of {expected}, got {leaf.dtype} of shape {list(leaf.shape[1:])}")
 
 
 def _pair(name: str, at: int, example: Any) -> tuple[Graph, Any]:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from weft.api.collating import collated
 from weft.api.graph import Graph
-from weft.api.vertex import Vertex
+from weft.api.vertex import NO_INPUT, Vertex
 from weft.data import Batch
+from weft.data.collate import BOTH_PARTS
 from weft.errors import TypeMismatch
 from weft.graph.hooks import hooked
 from weft.run.options import Options
@@ -104,9 +105,19 @@ def call(model: VertexFunction, structure: Any, x: Any = None, *, inside: Any = 
     if inside is not None:
         return inside(structure, x)
     if isinstance(structure, Batch) and x is None:
-        structure, x = structure.content
+        return _collated(model, structure, keywords)
     hooked = model.hooked_functions(structure)
     return _inside(hooked, model, structure, x, keywords) if hooked else _run()(model, structure, x, keywords)
+
+
+def _collated(model: VertexFunction, batch: Batch, keywords: dict[str, Any]) -> Any:
+    graph, x = batch.content
+    try:
+        return call(model, graph, x, **keywords)
+    except TypeMismatch as error:
+        if x is None and NO_INPUT in str(error):
+            error.add_note(f"the examples of this weft.data.Batch are graphs alone; {BOTH_PARTS} to weft.data.collate")
+        raise
 
 
 def _inside(hooked: Sequence[VertexFunction], model: VertexFunction, structure: Any, x: Any, keywords: dict[str, Any]) -> Any:

@@ -26,14 +26,14 @@ def rows(nest: Any, count: int, what: str, of_what: str) -> list[Tensor]:
     for number, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
             came = type(leaf).__name__
-            raise TypeMismatch(f"{what}{_place(nest, number)}: expected a tensor or a nest of tensors, got {came}")
+            raise TypeMismatch(f"{what}{place(nest, number)}: expected a tensor or a nest of tensors, got {came}")
         if leaf.layout is not torch.strided or leaf.is_nested:
             came = "a nested tensor" if leaf.is_nested else f"one of layout {leaf.layout}"
-            raise TypeMismatch(f"{what}{_place(nest, number)}: expected a dense tensor, got {came}")
+            raise TypeMismatch(f"{what}{place(nest, number)}: expected a dense tensor, got {came}")
         if leaf.dim() == 0 or leaf.shape[0] != count:
             came = "a 0-d tensor" if leaf.dim() == 0 else f"{leaf.shape[0]} rows"
             rows = f"{count} rows, one for each of the graph's {of_what}"
-            raise ShapeError(f"{what}{_place(nest, number)}: expected {rows}, got {came}")
+            raise ShapeError(f"{what}{place(nest, number)}: expected {rows}, got {came}")
     return [leaf if is_as_stored(leaf) else as_stored(leaf) for leaf in leaves]
 
 
@@ -50,7 +50,7 @@ def no_transforms(name: str, model: nn.Module, tensors: Iterable[Tensor]) -> Non
         )
 
 
-def _place(nest: Any, number: int) -> str:
+def place(nest: Any, number: int) -> str:
     """Where in a nest a leaf is, as one would write it."""
     return keystr(tree_flatten_with_path(nest)[0][number][0])
 

@@ -13,6 +13,8 @@ from weft.errors import MissingKey, ShapeError, StructureError, TypeMismatch
 from weft.graph.rows import Rows, Spec
 from weft.graph.tape import Name
 
+NO_INPUT = "v.pull() was called, but the call has no input"
+
 
 class SlotState(Mapping[str, Tensor]):
     """The state of one child slot; zeros, or the default, where the slot is empty."""
@@ -63,7 +65,7 @@ class Vertex:
         """This vertex's own row of the input `x`."""
         row = self._rows.feed("x")
         if row is None:
-            raise TypeMismatch("v.pull() was called, but the call has no input; pass model(graph, x)")
+            raise TypeMismatch(f"{NO_INPUT}; pass model(graph, x)")
         return row
 
     @overload

@@ -12,6 +12,8 @@ from weft.errors import TypeMismatch
 
 Pick = int | tuple[int, ...] | Callable[[Any], Any] | None
 
+BOTH_PARTS = "where an item is a graph and its x, pass inputs=(0, 1)"
+
 
 class Collating(Protocol):
     """A network that can build its mini-batches apart from running them."""
@@ -26,8 +28,8 @@ def collate(
     """A `collate_fn` for an ordinary `DataLoader`: it yields `(Batch, rest)`, and `net(batch)` runs the batch.
 
     Items are the examples themselves, or tuples. Of a tuple `inputs` picks the example: a position (default: the first),
-    several positions, or a function of the item. What is not picked is collated by `rest`; of items without anything else it
-    is None. A function leaves the whole item to `rest`.
+    several positions (`inputs=(0, 1)` where items are a graph and its x), or a function of the item. What is not picked is
+    collated by `rest`; of items without anything else it is None. A function leaves the whole item to `rest`.
 
     >>> import torch, weft, weft.data
     >>> tree = weft.Graph.from_parents([2, 2, -1])
@@ -52,8 +54,19 @@ class _Collate:
     def __call__(self, items: list[Any]) -> tuple[Batch, Any]:
         parts = [_split(item, self.inputs) for item in items]
         others = [other for _, other in parts]
-        rest = None if all(other is None for other in others) else self.rest(others)
+        rest = None if all(other is None for other in others) else self._rest(others)
         return Batch(len(items), self.net.collate_examples([example for example, _ in parts])), rest
+
+    def _rest(self, others: list[Any]) -> Any:
+        try:
+            return self.rest(others)
+        except Exception as error:
+            if self.inputs is None:
+                error.add_note(
+                    "weft.data.collate: the first part of every item was taken as the example, and rest= failed on what is "
+                    f"left; {BOTH_PARTS}"
+                )
+            raise
 
 
 def _split(item: Any, inputs: Pick) -> tuple[Any, Any]:
