@@ -73,6 +73,16 @@ CASES: list[tuple[Body, type[WeftError], str]] = [
         MissingKey,
         "unknown key 'b'; the mapped function returned 'a'",
     ),
+    (
+        lambda v: v.gather().map(lambda k: None).sum(),
+        TypeMismatch,
+        "map: expected a function that returns a tensor or a nest of tensors, got NoneType",
+    ),
+    (
+        lambda v: v.gather().softmax_sum(lambda k: "high"),
+        TypeMismatch,
+        "softmax_sum: expected a function that returns a tensor or a nest of tensors, got str",
+    ),
     (lambda v: v.gather(-1), TypeMismatch, f"v.gather: {SLOT} -1"),
     (lambda v: v.gather(0.0), TypeMismatch, f"v.gather: {SLOT} 0.0"),
     (lambda v: v.gather("h"), TypeMismatch, f"v.gather: {SLOT} 'h'"),
@@ -196,6 +206,22 @@ def test_a_mistake_for_some_types_alone_names_the_type(backend: str) -> None:
         Cell(forgets)(graph, X, backend=backend)
     assert str(caught.value) == f"Cell, v.type 1: state key 'h' was not scattered; {ONCE}"
     assert caught.value.__notes__ == ["in Cell, vertex 1 of graph 1 (vertex 2 of the batch)"]
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+def test_rows_of_another_dtype_fail_where_the_code_does(backend: str) -> None:
+    linear = torch.nn.Linear(2, 2)
+    model = Cell(lambda v: v.scatter(h=linear(v.pull())))
+    model.linear = linear
+    with pytest.raises(RuntimeError, match="must have the same dtype, but got Double and Float") as caught:
+        model(CHAIN, X.double(), backend=backend)
+    assert caught.value.__notes__ == ["in Cell, vertex 0 of graph 0 (vertex 0 of the batch)"]
+
+
+def test_any_word_is_a_state_key() -> None:
+    model = Cell(lambda v: v.scatter(self=v.pull() + v.gather().sum("self")), {"self": (2,)})
+    for backend in ("auto", "reference"):
+        assert torch.equal(model(CHAIN, X, backend=backend)["self"], X.cumsum(0))
 
 
 class Words(weft.VertexFunction):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from weft.errors import MissingKey, TypeMismatch
 from weft.graph.rows import Rows, edge_row
@@ -95,7 +95,7 @@ class Children:
 
         def scored(state: Mapping[str, Tensor], edge: Any) -> Any:
             child = Child(state, edge, keys)
-            return score_fn(child), _tensors(value(child))
+            return _tensors(score_fn(child), "softmax_sum"), _tensors(value(child), "softmax_sum")
 
         scores, values = rows.child_map(scored)
         top = rows.reduce_max(scores.detach())
@@ -112,8 +112,19 @@ class Children:
         return child[self._keys[0]] if len(self._keys) == 1 else dict(child)
 
 
-def _tensors(nest: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf), nest)
+def _tensors(nest: Any, caller: str = "map") -> Any:
+    """What a function of one child returned; numbers become tensors."""
+
+    def tensor(leaf: Any) -> Tensor:
+        if isinstance(leaf, Tensor):
+            return leaf
+        try:
+            return torch.as_tensor(leaf)
+        except (TypeError, ValueError, RuntimeError):
+            wanted, came = "a function that returns a tensor or a nest of tensors", type(leaf).__name__
+            raise TypeMismatch(f"{caller}: expected {wanted}, got {came}") from None
+
+    return tree_map(tensor, nest)
 
 
 class Mapped:

@@ -110,7 +110,7 @@ class Vertex:
             raise StructureError("v.state is the state of the round before, and exists only with rounds=")
         return SlotState(self._rows, 0, self._keys)
 
-    def scatter(self, **state: Tensor) -> None:
+    def scatter(self, /, **state: Tensor) -> None:
         """Set this vertex's state, which its parents will gather."""
         specs = dict(self._spec.state)
         for key, value in state.items():

@@ -142,7 +142,7 @@ class VertexCall(CallCells):
 
     def blamed(self, error: Exception) -> Exception:
         """The error with a note of the vertex that it came up at: rows fail together, so all run again, one by one."""
-        if isinstance(error, TraceError) or any(_OF_THE_BATCH in note for note in getattr(error, "__notes__", ())):
+        if isinstance(error, TraceError) or _names_a_vertex(error):
             return error
         try:
             with undrawn(str(self.device)), Unwritten(self.model.modules()):
@@ -150,8 +150,9 @@ class VertexCall(CallCells):
         except NOBODY:
             return error
         except Exception as again:
+            # What one vertex raises is the truth: without numbers, code goes on where dtypes differ, and fails later.
             is_worded = isinstance(error, WeftError) and not isinstance(again, WeftError)
-            return error if is_worded else again
+            return error if is_worded and not _names_a_vertex(again) else again
         return error
 
     def _run_batched(self) -> Any:
@@ -322,6 +323,10 @@ class VertexCall(CallCells):
         inside = vertex - int(self.graph.part_offsets[part])
         name = self._shown_name(0 if self.type_ids is None else int(self.type_ids[vertex]))
         error.add_note(f"in {name}, vertex {inside} of graph {part} (vertex {vertex} {_OF_THE_BATCH})")
+
+
+def _names_a_vertex(error: Exception) -> bool:
+    return any(_OF_THE_BATCH in note for note in getattr(error, "__notes__", ()))
 
 
 def _stacked(rows: list[Tensor], like: Tensor) -> Tensor:
