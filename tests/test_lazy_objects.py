@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import weft
 from lazy_parts import assert_equals_loop, inputs
+from weft.graph import capture
 from weft.graph import cell as tracing
 from weft.graph.capture import Surroundings
 
@@ -273,3 +274,33 @@ def test_a_tensor_of_a_plain_object_is_not_replaced_in_between() -> None:
         "example to example in a variable"
     )
     assert one.w is before
+
+
+class Everything:
+    """Leads to all that a program has, and to a layer."""
+
+    def __init__(self, many: int) -> None:
+        self.near = layer()
+        self.far: Any = None
+        for number in range(many):
+            self.far = [number, self.far]
+
+
+def test_of_all_that_a_program_has_the_nearest_is_found() -> None:
+    program = Everything(1000)
+    found = capture.Surroundings(_room=50).add(program)
+    assert len(found._alive) < 100 and program.near in found.modules
+    net = weft.batched(weft.cell(lambda x: program.near(x)))
+    net(inputs()).sum().backward()
+    assert program.near.weight.grad is not None
+
+
+def test_what_installed_packages_keep_to_themselves_is_not_looked_for() -> None:
+    """An `assert` in code of a test calls functions of pytest, which know of all tests."""
+
+    def checked(x: Tensor) -> Tensor:
+        assert x.shape == (2,), "of a test"
+        return x * 2
+
+    found = capture.Surroundings().add(checked)
+    assert len(found._alive) < 20, [type(one) for one in found._alive]

@@ -8,6 +8,7 @@ one differs, the cell is traced again.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import types
 from collections import deque
@@ -28,9 +29,12 @@ from weft.graph.writes import ASSIGNS
 
 _INTERNAL = nn.Module().__dict__.keys() - {"training"} | {"_weft", "_weft_recorded"}
 _LIBRARIES = frozenset({"torch", "numpy", "math", "typing", "collections", "functools", "itertools", "operator", "weft"})
+MOST_OBJECTS = 10_000
+"""So many objects and containers are looked into, the nearest first: one name may lead to all that a program has."""
 _OPAQUE = ("logging", "threading")
 """What objects of these modules hold is large, changes often, and is nothing to compute with."""
 _STANDARD = str(Path(os.__file__).parent) + os.sep
+_INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -115,12 +119,13 @@ class Surroundings:
     roots: tuple[Any, ...] = ()
     _alive: list[Any] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
+    _room: int = MOST_OBJECTS
 
     def add(self, *roots: Any) -> Surroundings:
         self.roots += roots
-        pending = list(roots)
+        pending = deque(roots)
         while pending:
-            root = pending.pop()
+            root = pending.popleft()
             if id(root) in self._seen:
                 continue
             self._seen.add(id(root))
@@ -131,7 +136,8 @@ class Surroundings:
                 pending.extend(self._function(root))
             elif isinstance(root, types.MethodType):
                 pending.extend((root.__func__, root.__self__))
-            elif not isinstance(root, type | types.ModuleType) and not _is_opaque(root):
+            elif not isinstance(root, type | types.ModuleType) and not _is_opaque(root) and self._room:
+                self._room -= 1
                 pending.extend(self._object(root))
         return self
 
@@ -192,7 +198,7 @@ class Surroundings:
         )  # a marked function bears the name of another module
         for name in names:
             value = function.__globals__.get(name)
-            if in_library and not isinstance(value, Tensor):
+            if in_library and not isinstance(value, Tensor | nn.Module):
                 continue  # what others gave it is in its closure; the library itself does not change
             if isinstance(value, types.ModuleType):
                 if not _in_library(value.__name__):
@@ -247,11 +253,12 @@ def _is_opaque(value: Any) -> bool:
 
 @cache
 def _in_library(module: str) -> bool:
-    """Whether a module, by its name, is one that does not change and knows of nothing that does: Python's own are so, too."""
+    """Whether a module, by its name, is one that does not change and knows of nothing that does: Python's own and those of
+    installed packages are so, too."""
     if module.partition(".")[0] in _LIBRARIES or module in sys.builtin_module_names:
         return True
     file = str(getattr(sys.modules.get(module), "__file__", None) or "")
-    return file.startswith(_STANDARD) and "-packages" not in file
+    return file.startswith(_STANDARD) or _INSTALLED.search(file) is not None
 
 
 def _slots(cls: type) -> Iterator[str]:
