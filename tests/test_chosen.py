@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 import weft.nn
@@ -86,6 +87,23 @@ def test_only_some_choices_of_a_plan_are_kept(driver: Driver, monkeypatch: pytes
             found = model(graph, x, at=nodes, backend="triton", graph=True)
             assert torch.allclose(found, every[nodes], atol=1e-6)
     assert [len(one) for one in _kept_choices(model)] == [1]
+
+
+def test_many_results_are_one_copy(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a call that comes again none."""
+    made, many = list[int](), chosen.MOST_CHOICES + 4
+    layers = nn.ModuleList([nn.Linear(3, 4 + at % 2) for at in range(many)])
+    net = weft.batched(lambda x: [layer(x) * at for at, layer in enumerate(layers)], backend="triton")
+    right = chosen._brought
+    monkeypatch.setattr(chosen, "_brought", lambda arrays, indices: (made.append(len(arrays)), right(arrays, indices))[1])
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        for _ in range(4):
+            found = net(x)
+        assert len(made) == 1
+        assert all(
+            torch.allclose(one, layer(x) * at, atol=1e-5) for at, (one, layer) in enumerate(zip(found, layers, strict=True))
+        )
 
 
 def _kept_choices(model: Any) -> Iterator[Any]:

@@ -48,3 +48,34 @@ def test_random_blocks_equal_one_by_one(group: int, monkeypatch: pytest.MonkeyPa
         got = net(examples)
         assert_equal(got, wanted)
         assert_same_gradients(gradients(root, leaves(got)), expected)
+
+
+BRANCHES = [
+    (
+        ("branch", "x", (("loop", "x", "x", 2),), (("captured", "c", "x", 5),)),
+        ("list", "x", ("x", "x")),
+        ("pair", "a", "x", "x"),
+        ("list", "x", ("a", "a")),
+    ),
+    (
+        ("list", "x", ("x",)),
+        ("captured", "b", "x", 4),
+        ("pair", "c", "x", "b"),
+        ("pair", "b", "c", "x"),
+        ("loop", "x", "b", 3),
+    ),
+]
+
+
+@pytest.mark.parametrize("backend", ["triton", "auto"])
+def test_plans_of_one_shape_of_which_some_have_no_way_back(backend: str) -> None:
+    """What a recipe asks about a way back is asked only where there is one."""
+    torch.manual_seed(1)
+    model = Interpreter()
+    net = weft.batched(model, backend=backend)
+    for _ in range(12):
+        x = torch.randn(len(BRANCHES), DIM, dtype=torch.float64)
+        rows, totals = net(BRANCHES, x)
+        expected = torch.stack([model(program, one)[0] for program, one in zip(BRANCHES, x, strict=True)])
+        assert torch.allclose(rows, expected, rtol=0, atol=1e-12)
+        (rows.sum() + totals.sum()).backward()

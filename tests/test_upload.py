@@ -12,6 +12,7 @@ import torch
 
 import weft
 from weft.api.vertexcall import VertexCall
+from weft.graph import segments
 from weft.graph.program import Ints
 from weft.plan.library import address
 from weft.plan.native import device_parts
@@ -91,13 +92,25 @@ def test_every_stream_has_its_own_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_while_launches_are_captured_nothing_is_copied_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some stream the way back is there, too."""
     plan = tree_plan()
+    for stream, training in ((3, False), (4, True), (6, False)):
+        monkeypatch.setattr("weft.run.indices.current_stream", lambda device, stream=stream: stream)
+        Indices.of(plan, CPU).bring(training, partial(_step_tables, plan))
+    monkeypatch.setattr("weft.run.indices.current_stream", lambda device: 4)
     there = Indices.of(plan, CPU)
     monkeypatch.setattr("weft.run.indices.current_stream", lambda device: 5)
     with monkeypatch.context() as capturing:
         capturing.setattr("weft.run.indices.is_capturing", lambda device: True)
         assert Indices.of(plan, CPU) is there
     assert Indices.of(plan, CPU) is not there
+
+
+def test_while_launches_are_captured_counts_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_counting", {})
+    assert segments._while_captured(3, CPU).tolist() == [0, 1, 2] and not segments._counting
+    kept = segments.count_to(2000, CPU)
+    assert segments._while_captured(3, CPU).data_ptr() == kept.data_ptr()
 
 
 class Slow(Driver):

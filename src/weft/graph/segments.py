@@ -33,5 +33,13 @@ def count_to(n: int, device: torch.device) -> Tensor:
     key = device, torch._C._cuda_getCurrentRawStream(device.index or 0) if device.type == "cuda" else 0
     kept = _counting.get(key)
     if kept is None or kept.shape[0] < n:
+        if device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing():
+            return _while_captured(n, device)
         kept = _counting[key] = torch.arange(max(1024, 2 * n), dtype=torch.int32, device=device)
     return kept[:n]
+
+
+def _while_captured(n: int, device: torch.device) -> Tensor:
+    """What is there, on whichever stream: what is only captured is not made, and not to be kept."""
+    known = [kept for (where, _), kept in _counting.items() if where == device and kept.shape[0] >= n]
+    return known[0][:n] if known else torch.arange(n, dtype=torch.int32, device=device)

@@ -322,7 +322,7 @@ def _before_capture(plan: Plan, device: torch.device) -> object | None:
     if not is_capturing(device):
         return None
     mine = [found for key, found in plan._derived.items() if isinstance(key, tuple) and key[:2] == ("indices", device)]
-    return mine[0] if mine else None
+    return max(cast(list[Indices], mine), key=lambda one: len(one._places), default=None)  # both ways, if some have them
 
 
 def owners(plan: Plan, read: Read) -> Ints:

@@ -42,7 +42,8 @@ class Recipe:
 
     run: Callable[..., Any]
     asked: dict[Hashable, tuple[Fact, Any]]
-    by_rows: frozenset[Hashable]
+    """In this order: some questions have an answer only where those before were answered so."""
+    by_rows: tuple[Hashable, ...]
     """Questions whose answer depends on numbers of rows, too. To others plans of equal traits give equal answers."""
     makers: dict[Hashable, Fact | int]
     """By what they tell: functions of a plan's indices, or which of the facts of the recipe that ran before it is."""
@@ -63,7 +64,7 @@ class Recipe:
             return self._answers(indices, self.asked)
         suits = self._suited.get(traits)
         if suits is None:
-            suits = self._answers(indices, self.asked.keys() - self.by_rows)
+            suits = self._answers(indices, [key for key in self.asked if key not in self.by_rows])
             if len(self._suited) >= MOST_TRAITS:
                 self._suited.clear()
             self._suited[traits] = suits
@@ -154,7 +155,8 @@ class Writer:
         exec(compile(text, "weft_recipe.py", "exec"), space)
         earlier = {} if self.before is None else {key: at for at, key in enumerate(self.before.makers)}
         makers = {key: earlier.get(key, make) for key, (_, make) in facts.items()}
-        return Recipe(space["recipe"], self._asked, frozenset(self._by_rows), makers, text, about, self.before is not None)
+        by_rows = tuple([key for key in self._asked if key in self._by_rows])
+        return Recipe(space["recipe"], self._asked, by_rows, makers, text, about, self.before is not None)
 
 
 _NAME = re.compile(r"\bx\d+\b")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
 
 import numpy as np
 from torch import Tensor
@@ -21,21 +21,14 @@ from weft.run.indices import Indices
 from weft.run.upload import Uploaded
 from weft.run.wanted import Wanted
 
-MOST_CHOICES = 64
-"""Of one plan: calls may ask for other nodes every time."""
+MOST_CHOICES = 16
+"""Of one plan, the ones used last: calls may ask for other nodes every time."""
 
 
-class Chosen(NamedTuple):
-    """What is known of one wanted output and one type."""
-
-    rows: Tensor
-    """The rows, of the type or, for states that others read, of their class."""
-    places: Tensor
-    """Where they are among the results."""
-    results: Tensor
-    """For backward: numbers of results, those of the type's first row first."""
-    bounds: Tensor
-    """And where those of each row begin."""
+FIELDS = ("rows", "places", "results", "bounds")
+"""What is known of one wanted output and one type: the rows, of the type or, for states that others read, of their class; where
+they are among the results; and, for backward, numbers of results, those of the type's first row first, and where those of each
+row begin."""
 
 
 def numbers_of(call: Call, wanted: Wanted, t: int) -> dict[str, str]:
@@ -44,37 +37,31 @@ def numbers_of(call: Call, wanted: Wanted, t: int) -> dict[str, str]:
     for one in call.wanted:
         types = () if one.nodes is None else one.types(call.plan)
         if one is wanted:
-            first = len(Chosen._fields) * (before + types.index(t))
-            return {field: f"chosen[{first + at}]" for at, field in enumerate(Chosen._fields)}
+            first = len(FIELDS) * (before + types.index(t))
+            return {field: f"chosen[{first + at}]" for at, field in enumerate(FIELDS)}
         before += len(types)
     raise ValueError("an output that nobody wants")
 
 
 def chosen_rows(call: Call, codes: Mapping[int, CellCode], indices: Indices) -> list[Tensor]:
     """That list: of all outputs of which some rows are wanted, type by type."""
-    found: list[Tensor] = []
-    for wanted in call.wanted:
-        if wanted.nodes is not None:
-            for chosen in _of_one(wanted, call, codes, indices):
-                found += chosen
-    return found
-
-
-def _of_one(wanted: Wanted, call: Call, codes: Mapping[int, CellCode], indices: Indices) -> Sequence[Chosen]:
-    kept: OrderedDict[Hashable, list[Chosen]] = indices.once("chosen", OrderedDict)
-    names = {t: call.cells[t].own_name(wanted.name) for t in wanted.types(call.plan)}
-    outputs = tuple([name[0] if name in codes[t].role.exchanged else None for t, name in names.items()])
-    key = wanted.key, *names, outputs
-    known = kept.get(key)
-    if known is None:
-        parts = wanted.parts(call.plan)
-        known = kept[key] = [
-            _brought(_arrays(indices, t, output, at, rows), indices)
-            for (t, at, rows), output in zip(parts, outputs, strict=True)
-        ]
+    kept: OrderedDict[Hashable, list[Tensor]] = indices.once("chosen", OrderedDict)
+    some = [(wanted, wanted.types(call.plan)) for wanted in call.wanted if wanted.nodes is not None]
+    names = [[(t, call.cells[t].own_name(wanted.name)) for t in types] for wanted, types in some]
+    outputs = [[name[0] if name in codes[t].role.exchanged else None for t, name in each] for each in names]
+    key = tuple([(wanted.key, types, *each) for (wanted, types), each in zip(some, outputs, strict=True)])
+    found = kept.get(key)
+    if found is None:
+        arrays: list[Ints] = []
+        for (wanted, _), each in zip(some, outputs, strict=True):
+            for (t, at, rows), output in zip(wanted.parts(call.plan), each, strict=True):
+                arrays += _arrays(indices, t, output, at, rows)
+        found = kept[key] = _brought(arrays, indices)
         if len(kept) > MOST_CHOICES:
             kept.popitem(last=False)
-    return known
+    with suppress(KeyError):  # another thread made room
+        kept.move_to_end(key)
+    return found
 
 
 def _arrays(indices: Indices, t: int, output: int | None, at: Ints | None, rows: Ints) -> list[Ints]:
@@ -86,7 +73,7 @@ def _arrays(indices: Indices, t: int, output: int | None, at: Ints | None, rows:
     return [np.ascontiguousarray(one, np.int32) for one in (taken, places, places[np.argsort(rows, kind="stable")], bounds)]
 
 
-def _brought(arrays: Sequence[Ints], indices: Indices) -> Chosen:
+def _brought(arrays: Sequence[Ints], indices: Indices) -> list[Tensor]:
     there = Uploaded([(address(array), array.size) for array in arrays], indices.device)
     first = [into // 4 for _, _, into in there.parts]
-    return Chosen(*[there.memory.narrow(0, at, array.size) for at, array in zip(first, arrays, strict=True)])
+    return [there.memory.narrow(0, at, array.size) for at, array in zip(first, arrays, strict=True)]

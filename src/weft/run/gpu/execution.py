@@ -43,6 +43,7 @@ class GpuExecution(Execution):
     replay: Replay | None = None
     """What ran the forward pass and will run the backward pass."""
     kept: Saving = ()
+    _chosen: Sequence[Tensor] | None = None
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = self._known("forward", *map(_stride, tensors))
@@ -156,9 +157,10 @@ class GpuExecution(Execution):
 
     def chosen(self) -> Sequence[Tensor]:
         """What recipes know of the rows asked for, where these are not all."""
-        if self.call.wanted and self.call.wanted[0].nodes is None:  # what a call returns is of all nodes or of some
-            return ()
-        return chosen_rows(self.call, self.codes, self.indices)
+        if self._chosen is None:
+            every = self.call.wanted and self.call.wanted[0].nodes is None  # what a call returns is of all nodes or of some
+            self._chosen = () if every else chosen_rows(self.call, self.codes, self.indices)
+        return self._chosen
 
     def _known(self, *key: Any) -> list[Recipe | None]:
         made, by = self.codes.recipes, (*key, _precision())
