@@ -202,7 +202,7 @@ def test_gradients_of_captured_tensors_are_compared() -> None:
     assert {name for name in outside_tensors(program) if not name.startswith("parameter")} == {
         "captured tensor 'SHARED' of shape [3]",
         "captured tensor 'plain' of shape [3]",
-        "closure tensor 4 of shape [3, 3]",
+        "closure tensor 3 of shape [3, 3]",
     }
 
 
