@@ -4,7 +4,8 @@ are noted, as by a capture, and run when that is launched."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import SimpleNamespace
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from kernel_parts import poison_memory
+from weft.run.gpu import replay
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall import lowered
+from weft.run.gpu.replays import Replays
 from weft.run.gpu.sweep import Walk
 
 NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
@@ -169,3 +173,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr("weft.run.gpu.replay.captured", driver.captured)
     monkeypatch.setattr("weft.run.execution.has_own_memory", lambda device: True)
     return driver
+
+
+@contextmanager
+def poisoned_driver() -> Iterator[Driver]:
+    """The same for as long as this lasts, without captures at its start; fresh memory is full of NaN."""
+    with pytest.MonkeyPatch.context() as patches:
+        poison_memory(patches)
+        patches.setattr(replay, "_replays", Replays())
+        yield install(patches)

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 import weft
 import weft.nn
-from cpu_driver import Driver, install
-from kernel_parts import NEEDS_INTERPRETER, poison_memory, recipes_of
+from cpu_driver import Driver, poisoned_driver
+from kernel_parts import NEEDS_INTERPRETER, recipes_of
 from weft.run.gpu import firststep, replay
-from weft.run.gpu.replays import Replays
 
 pytestmark = NEEDS_INTERPRETER
 
@@ -38,10 +37,8 @@ CHAINS = weft.Graph.batch([weft.Graph.chain(2), weft.Graph.chain(1)])
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    with pytest.MonkeyPatch.context() as patches:
-        poison_memory(patches)
-        patches.setattr(replay, "_replays", Replays())
-        yield install(patches)
+    with poisoned_driver() as found:
+        yield found
 
 
 def step(model: nn.Module, graph: weft.Graph, x: Tensor, /, **options: Any) -> dict[str, Tensor]:

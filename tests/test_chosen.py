@@ -12,11 +12,10 @@ from torch import nn
 import weft
 import weft.nn
 from chosen_parts import CASES, PAIRS, Pairs, assert_close, step
-from cpu_driver import Driver, install
-from kernel_parts import NEEDS_INTERPRETER, poison_memory, tree
+from cpu_driver import Driver, poisoned_driver
+from kernel_parts import NEEDS_INTERPRETER, tree
 from onecall_parts import watch
-from weft.run.gpu import chosen, replay
-from weft.run.gpu.replays import Replays
+from weft.run.gpu import chosen
 from weft.run.somerows import SomeRows
 
 pytestmark = NEEDS_INTERPRETER
@@ -25,10 +24,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    with pytest.MonkeyPatch.context() as patches:
-        poison_memory(patches)
-        patches.setattr(replay, "_replays", Replays())
-        yield install(patches)
+    with poisoned_driver() as found:
+        yield found
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -193,9 +193,8 @@ class Surroundings:
         for container in (function.__kwdefaults__ or {}, dict(enumerate(function.__defaults__ or ()))):
             for key in container:
                 yield from self._place((container, key))
-        in_library = _in_library(
-            str(function.__globals__.get("__name__"))
-        )  # a marked function bears the name of another module
+        home = str(function.__globals__.get("__name__"))  # a marked function bears the name of another module
+        in_library = _in_library(home)
         for name in names:
             value = function.__globals__.get(name)
             if in_library and not isinstance(value, Tensor | nn.Module):
