@@ -188,8 +188,8 @@ def engine_call(
                 table = table.rows
             feeds[i, "data", number] = as_tensor(table).to(device)
     results = [each for _, each in prepared.results]
-    call = Call(plan, cells, feeds, (), results, device, options.recompute, backend, graph=options.graph)
-    call.captured, call.feed = captured, feed
+    how = options.recompute, backend
+    call = Call(plan, cells, feeds, (), results, device, *how, graph=options.graph, captured=captured, feed=feed)
     return call, [at for at, _ in prepared.results], cached
 
 

@@ -10,7 +10,7 @@ import torch
 
 from weft.run.gpu.counts import counter
 from weft.run.gpu.driver import DRIVER, function
-from weft.run.gpu.launch import current_stream
+from weft.run.gpu.launch import current_stream, is_capturing, is_gpu
 from weft.run.gpu.onecall.lowered import blas_handle
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ NOT_BLOCKING = 1
 
 def can_capture(device: torch.device) -> bool:
     """Whether launches can be captured here and now: not while somebody else captures them."""
-    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return is_gpu(device) and not is_capturing(device)
 
 
 def _ask(name: str, *given: Any) -> None:

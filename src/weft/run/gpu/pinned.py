@@ -16,6 +16,7 @@ import torch
 
 from weft.cc import build, compiler
 from weft.run.gpu.driver import DRIVER, bind_thread, function
+from weft.run.gpu.launch import is_capturing
 
 SLOTS, SIZE = 8, 1 << 22
 """How many copies may be under way, and the bytes of each; more goes torch's way."""
@@ -95,7 +96,7 @@ def ring(device: torch.device) -> Ring | None:
     """The ring of a device; None without driver or compiler, and while launches are captured instead of run."""
     if device not in _rings:
         _rings.setdefault(device, _ring())  # another thread may have made one by now, and use it
-    if torch._C._cuda_isCurrentStreamCapturing():
+    if is_capturing(device):
         return None
     bind_thread()
     return _rings[device]
