@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import weft
+from weft.graph.writes import Written
 from weft.testing import assert_equivalent
 
 GRAPH = weft.Graph.batch([weft.Graph.chain(3), weft.Graph([[], [], [1, 0]])])
@@ -175,3 +176,11 @@ def test_what_code_writes_into_tensors_of_its_own_making_is_no_reason() -> None:
 def test_layers_that_only_read_their_statistics_are_no_reason() -> None:
     model = Writing(lambda m, z: m.spectral(z)).eval()
     assert_equivalent(model, GRAPH, torch.randn(6, 4))
+
+
+def test_memory_that_was_written_and_is_gone_is_nobody_elses() -> None:
+    """Addresses come again."""
+    with Written() as written:
+        for _ in range(20):
+            torch.empty(3).bernoulli_()
+    assert all(written.into([torch.zeros(3)]) is None for _ in range(20))

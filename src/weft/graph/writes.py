@@ -29,10 +29,13 @@ class Written(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.by: dict[int, str] = {}
+        self._alive: list[Any] = []
+        """That memory: an address stands for one tensor only."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for at in _memories([*_written(func, args, kwargs or {})]):
+        for at, memory in _memories([*_written(func, args, kwargs or {})]).items():
             self.by.setdefault(at, _name(func))
+            self._alive.append(memory)
         return func(*args, **kwargs or {})
 
     def into(self, tensors: Iterable[Tensor]) -> str | None:
