@@ -39,15 +39,47 @@ PAIRS = [((0.1, 0.2), 0.3), ((0.5, 0.6), (0.7, (0.8, 0.9))), (0.1, 0.4)]
 
 
 def _code(device: torch.device) -> tuple[nn.Module, Call]:
-    model = Pairs().to(device)
+    return _recorded(Pairs().to(device), PAIRS)
+
+
+def _recorded(model: nn.Module, examples: Any) -> tuple[nn.Module, Call]:
     nets: dict[Any, Any] = {}
 
     def call(**options: Any) -> Tensor:
         key = tuple(options.items())
         net = nets.setdefault(key, weft.batched(model, cache=True, **options))
-        return torch.cat(net(PAIRS), 1)
+        return torch.cat(net(examples), 1)
 
     return model, call
+
+
+class Words(nn.Module):
+    """Trees of words. One table is read as leaves, as marks of inner nodes, two at a time, and at the top."""
+
+    def __init__(self, d: int = 4) -> None:
+        super().__init__()
+        self.table, self.tags = nn.Embedding(12, d, padding_idx=2), nn.Embedding(3, 2)
+        self.node, self.out = nn.Linear(4 * d, d), nn.Linear(d, 2)
+
+    def encode(self, tree: Any) -> Tensor:
+        if isinstance(tree, int):
+            return self.table(self.numbers(tree))
+        marks = self.table(self.numbers([len(tree), 11])).flatten()
+        return torch.tanh(self.node(torch.cat([marks, *map(self.encode, tree)])))
+
+    def numbers(self, words: Any) -> Tensor:
+        return torch.tensor(words, device=self.table.weight.device)
+
+    def forward(self, tree: Any) -> tuple[Tensor, ...]:
+        top = self.encode(tree)
+        return top, self.out(top) * self.tags(self.numbers(1)), self.table(self.numbers(5)) + top
+
+
+TREES = [((1, 2), 3), ((5, 2), (7, (2, 9))), (1, 4)]
+
+
+def _words(device: torch.device) -> tuple[nn.Module, Call]:
+    return _recorded(Words().to(device), TREES)
 
 
 def _blocks(device: torch.device) -> tuple[nn.Module, Call]:
@@ -74,6 +106,7 @@ def _at(nodes: Callable[[weft.Graph], Any], device: torch.device) -> tuple[nn.Mo
 
 CASES: dict[str, Callable[[torch.device], tuple[nn.Module, Call]]] = {
     "plain code": _code,
+    "plain code with embeddings": _words,
     "blocks": _blocks,
     "roots, some of which are leaves": partial(_at, lambda graph: graph.roots),
     "nodes, some of them twice": partial(_at, lambda graph: [4, 2, 4, 3, 4]),

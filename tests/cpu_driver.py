@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernel_parts import poison_memory
+from kernel_parts import assert_in_kernels, poison_memory
 from weft.run.gpu import replay
 from weft.run.gpu.launch import Kernel
 from weft.run.gpu.onecall import lowered
@@ -162,6 +162,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
         if driver.errors:
             raise driver.errors[0]
 
+    assert_in_kernels(monkeypatch)
     monkeypatch.setattr(Kernel, "made", made)
     monkeypatch.setattr(Walk, "made", swept)
     monkeypatch.setattr(lowered.Lowered, "done", checked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,14 @@ def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(spare, "laid_out", poisoned(spare.laid_out))
+
+
+def assert_in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter raises where an assertion in a kernel does not hold, as kernels with `asserts` do; else it is silent."""
+    from triton.runtime import interpreter
+
+    options = replace(interpreter.interpreter_builder.options, debug=True, sanitize_overflow=False)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
 
 
 def recipe_texts(model: nn.Module) -> list[str]:

@@ -14,6 +14,7 @@ from weft.run.gpu.chosen import chosen_rows
 from weft.run.gpu.firststep import as_kept_otherwise
 from weft.run.gpu.launch import Fresh, allocator, current_stream
 from weft.run.gpu.onecall.kept import Kept
+from weft.run.gpu.onecall.later import Unfinished
 from weft.run.gpu.onecall.lowered import Lowered, Versions, can_lower
 from weft.run.gpu.onecall.note import Given
 from weft.run.gpu.recipeback import GpuBackText
@@ -95,7 +96,8 @@ class GpuExecution(Execution):
         results: list[Tensor | None] | None = None
         if not keep:
             results = None if self.replay is None else replayed_back(self, self.replay, found, tensors, saved, grads)
-            results = self._whole(found, tensors, saved, grads, owned) if results is None else results
+            whole = self._whole(found, tensors, saved, grads, owned) if results is None else results
+            results = whole.finished() if isinstance(whole, Unfinished) else whole
         return self._backward_by(found, tensors, list(saved), grads, keep) if results is None else results
 
     def _whole(

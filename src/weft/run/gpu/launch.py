@@ -128,14 +128,21 @@ class Quick:
 
 
 class Kernel:
-    """One generated kernel. The last parameters, `constants`, are compile-time numbers."""
+    """One generated kernel. The last parameters, `constants`, are compile-time numbers.
 
-    def __init__(self, source: str, name: str, warps: int = 4, stages: int = 3, cooperative: bool = False) -> None:
+    With `asserts` it stops the device where an assertion in it does not hold.
+    """
+
+    def __init__(
+        self, source: str, name: str, warps: int = 4, stages: int = 3, cooperative: bool = False, asserts: bool = False
+    ) -> None:
         self.source = source
         self.function = _load(source, name)
         self.options = {"num_warps": warps, "num_stages": stages}
         if cooperative and not interpreted():
             self.options["launch_cooperative_grid"] = True
+        if asserts:
+            self.options |= {"debug": True, "sanitize_overflow": False}
         self.compiled: dict[tuple[Any, ...], Any] = {}
         self._made: dict[tuple[Any, ...], Any] = {}
         self.fixed: dict[Any, tuple[Any, ...]] = {}

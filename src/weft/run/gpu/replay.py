@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.run.gpu.capture import Graph, can_capture, captured
 from weft.run.gpu.launch import Fresh, allocator, current_stream
+from weft.run.gpu.onecall.later import Unfinished
 from weft.run.gpu.replays import Replays
 from weft.run.recipe import Recipe
 
@@ -152,13 +153,20 @@ def replayed_back(
             if found is None:
                 return None
             found.run(current_stream(device), grads)
-            return _copies(found.results, device)
+            return _finished(found.results, device)
         places, given = _copies(grads, device), [*tensors[: execution.kind.first_feed], *replay.forward.rows]
         results, back = _pass(
             execution, recipe, places, lambda fresh: execution._whole(recipe, given, saved, places, True, fresh)
         )
         replay.backward[id(recipe)] = back
-        return results if back is None else _copies(results, device)
+        return _finished(results, device, copy=back is not None)
+
+
+def _finished(results: Any, device: torch.device, copy: bool = True) -> list[Tensor | None] | None:
+    """The results of a backward pass, and those that torch makes of them; None where there are none."""
+    if isinstance(results, Unfinished):
+        return results.finished(_copies(results.results, device) if copy else None)
+    return _copies(results, device) if copy else cast("list[Tensor | None] | None", results)
 
 
 def _place(execution: GpuExecution, tensors: Sequence[Tensor]) -> Hashable:

@@ -136,7 +136,9 @@ class Block:
             raise NotLowered("index_select of columns")
         return self.recorder.take(self, index)
 
-    def __add__(self, other: Any) -> Block:
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, Block):
+            return NotImplemented  # what torch makes at the end knows how
         if not self._looks_like(other):
             raise NotLowered("a sum of two shapes")
         return self.recorder.add(self, other)

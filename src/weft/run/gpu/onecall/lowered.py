@@ -17,6 +17,7 @@ from weft.run.gpu.counts import counter
 from weft.run.gpu.driver import bind_thread
 from weft.run.gpu.launch import Kernel, is_gpu
 from weft.run.gpu.onecall.kept import Kept
+from weft.run.gpu.onecall.later import Unfinished
 from weft.run.gpu.onecall.library import functions
 from weft.run.gpu.onecall.note import LISTS, Given, Noted, kind_of_fact, note
 from weft.run.gpu.onecall.numbers import NotLowered, floor
@@ -133,6 +134,8 @@ class Lowered:
         self.source = wrapper_text(noted, self.text.variables, self.told)
         if noted.kept_as_one:
             self.source = views_text(noted.results[1]) + self.source
+        if noted.recorder.later.lines:
+            self.source = noted.recorder.later.text(noted.results) + self.source
         self.run = self._loaded()
 
     def facts(self, indices: Indices) -> tuple[Any, ...]:
@@ -168,8 +171,10 @@ class Lowered:
     def _loaded(self) -> Any:
         space = {
             "torch": torch,
+            "aten": torch.ops.aten,
             "FLOOR": floor,
             "Kept": Kept,
+            "Unfinished": Unfinished,
             "numbers": Struct(f"{FIRST_VARIABLE + len(self.text.variables)}q").pack,
             "table": ctypes.addressof(self.table),
             "bind": bind_thread,

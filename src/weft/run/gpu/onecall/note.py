@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from weft.run.gpu.onecall.blocks import Block, Storage, same
+from weft.run.gpu.onecall.copies import without_copies
 from weft.run.gpu.onecall.joining import in_fewer_launches
 from weft.run.gpu.onecall.kept import Kept
+from weft.run.gpu.onecall.later import Later
 from weft.run.gpu.onecall.numbers import NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Operation, storages_of
 from weft.run.gpu.onecall.record import PerStep, Recorder, Steps, Stretches
@@ -92,15 +94,17 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
         results = recorder.run(recipe.run, arguments)
     except (TypeError, AttributeError) as error:
         raise NotLowered(f"something that stand-ins cannot do: {error}") from error
+    if recorder.later.lines and not isinstance(results, list):
+        raise NotLowered("a gradient of an embedding in a forward pass")
     brought: dict[Storage, Sequence[Size]] = {}
-    for block in flat(results):
+    for block in [*flat(results), *recorder.later.blocks]:
         storage = block.storage
         if storage.count is None:
             raise NotLowered("a result that is given")
         brought.setdefault(storage, block.shape if _whole(block) else storage.sizes)
     kinds = {f"f{at}": _kind(one) for at, one in enumerate(numbers)}
     spent = _spent(before, saved)
-    operations = added_up(recorder.operations, [*brought])
+    operations = without_copies(added_up(recorder.operations, [*brought]), [*brought])
     memory = _memory(operations, recorder, before, spent, [*brought])
     operations = in_fewer_launches(in_thrifty_order(operations, memory), memory)
     return Noted(recorder, operations, results, brought, kinds, spent, len(saved), isinstance(given.saved, Kept))
@@ -164,10 +168,10 @@ def _kind(fact: Any) -> type:
 
 
 def flat(results: Any) -> list[Block]:
-    """All tensors among a recipe's results."""
+    """All tensors among a recipe's results, but for those that are made later."""
     if isinstance(results, list | tuple):
         return [block for one in results for block in flat(one)]
-    return [] if results is None else [results]
+    return [] if results is None or isinstance(results, Later) else [results]
 
 
 class _Absent:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from weft.graph.segments import bag_sum, segment_sum
-from weft.run.gpu import bags, counts, rowcopy, totals
+from weft.run.gpu import bags, counts, lookup, rowcopy, totals
 from weft.run.gpu.launch import Quick, allocator, fresh_behind
 from weft.run.gpu.onecall.blocks import COUNTER, Block, Either, Pointer, Storage, strides_of
+from weft.run.gpu.onecall.later import Laters
 from weft.run.gpu.onecall.numbers import ALIGNED, Example, NotLowered, Number, Size
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns
 from weft.run.gpu.sweep import Walk
@@ -31,6 +32,7 @@ class Recorder:
         self.inside: dict[Storage, Turns] = {}
         """Fresh memory of single steps, and whose steps these are."""
         self.fresh_memory: list[Storage] = []
+        self.later = Laters()
 
     # Stand-ins for what a recipe is given.
 
@@ -101,6 +103,15 @@ class Recorder:
         b, q = (a, p) if b is None or q is None else (b, q)
         self.launch(quick, (p.shape[0], width // rowcopy.tiles(width)[0], a.shape[0], b.shape[0]), (out, a, p, b, q), only)
 
+    def look_up(self, table: Block, numbers: Block, *rest: Any) -> Block:
+        """As `torch.embedding`, to which the rest does not matter here."""
+        if table.dim() != 2 or numbers.dtype not in (torch.int32, torch.int64):
+            raise NotLowered("an embedding of other than rows")
+        width, out = _width(table), self.fresh((*numbers.shape, table.shape[1]), (), table.dtype)
+        quick, parts = lookup.looker(table.dtype, numbers.dtype, width), width // rowcopy.tiles(width)[0]
+        self.launch(quick, (numbers.numel(), parts, table.shape[0]), (table, numbers, out))
+        return out
+
     def put(self, out: Block, p: Block, a: Block, q: Block | None = None, b: Block | None = None) -> None:
         """As `put_rows`."""
         two, width = b is not None, _width(a)
@@ -157,6 +168,9 @@ class Recorder:
     def copy(self, one: Block, out: Block) -> Block:
         self.say(Copy(one.contiguous(), out.contiguous()))
         return out
+
+    def copied(self, one: Block) -> Block:
+        return self.copy(one, self.fresh(one.shape, (), one.dtype))
 
     def fill(self, out: Block) -> Block:
         self.say(Fill(out.contiguous()))
@@ -233,7 +247,7 @@ class _Torch:
         return block.t()
 
     @staticmethod
-    def add(one: Block, other: Block) -> Block:
+    def add(one: Block, other: Block) -> Any:
         return one + other
 
     @staticmethod
@@ -254,6 +268,8 @@ class _Torch:
 class _Aten:
     def __init__(self, recorder: Recorder) -> None:
         self.zeros = SimpleNamespace(default=recorder.zeros)
+        self.embedding = SimpleNamespace(default=recorder.look_up)
+        self.embedding_dense_backward = SimpleNamespace(default=recorder.later.embedding_dense_backward)
 
     def __getattr__(self, name: str) -> Any:
         raise NotLowered(f"aten.{name}")

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from weft.run.gpu.onecall.blocks import Block, Storage, same, strides_of
+from weft.run.gpu.onecall.later import Later
 from weft.run.gpu.onecall.note import Noted
 from weft.run.gpu.onecall.numbers import ALIGNED, Size
 from weft.run.gpu.onecall.record import PerStep, Stretches
@@ -106,6 +107,10 @@ def _tuple(items: Sequence[Any]) -> str:
 
 def _results(noted: Noted, starts: Mapping[Storage, str]) -> str:
     """Results as text; `starts`: where memory begins that is part of what is kept."""
+    if noted.recorder.later.lines:
+        now = [None if isinstance(one, Later) else one for one in noted.results]
+        rest = _rendered(noted.recorder.later.blocks, noted.brought, starts)
+        return f"Unfinished({_rendered(now, noted.brought, starts)}, {rest}, finish)"
     if not noted.kept_as_one:
         return _rendered(noted.results, noted.brought, starts)
     outputs, kept = noted.results
