@@ -22,7 +22,13 @@ from weft.run.gpu.onecall import lowered
 from weft.run.gpu.replays import Replays
 from weft.run.gpu.sweep import Walk
 
-NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
+NUMPY: dict[torch.dtype, Any] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.bool: np.bool_,
+}
 
 HANDLE = 77
 """The library's."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_parts import NEEDS_INTERPRETER
-from weft.run.gpu.rowcopy import put_rows, take_rows
+from weft.run.gpu.rowcopy import put_rows, repeater, take_rows, tiles
 
 pytestmark = NEEDS_INTERPRETER
 SIZES = [(width, (0, 1, 2, 63, 300)) for width in (1, 6, 16)] + [(width, (5,)) for width in (150, 256, 300, 513)]
@@ -50,3 +50,12 @@ def test_rows_are_added_where_they_lie() -> None:
     expected[3:8] += given[p.long()]
     take_rows(given, p, rows, torch.arange(3, 8, dtype=torch.int32), out=rows[3:8])
     assert torch.equal(rows, expected)
+
+
+@pytest.mark.parametrize(("width", "many"), SIZES)
+def test_one_row_again_and_again(width: int, many: tuple[int, ...]) -> None:
+    row = torch.randn(width)
+    for rows in many:
+        out = torch.full((rows + 1, width), float("nan"))
+        repeater(row.dtype, width).go(rows, width // tiles(width)[0], row, out[:rows])
+        assert torch.equal(out[:rows], row.expand(rows, width)) and out[rows].isnan().all()

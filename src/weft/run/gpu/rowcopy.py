@@ -1,4 +1,5 @@
-"""Rows to places, `out[places[i]] = rows[i]`, each place once; from places, `out[i] = a[p[i]] + b[q[i]]`; and sums."""
+"""Rows to places, `out[places[i]] = rows[i]`, each place once; from places, `out[i] = a[p[i]] + b[q[i]]`; one row many times,
+`out[i] = row`; and sums."""
 
 from __future__ import annotations
 
@@ -138,6 +139,30 @@ def adder(dtype: torch.dtype) -> Quick:
     found = _adders.get(dtype)
     if found is None:
         found = _adders[dtype] = Quick(Together(Job(ADD, "add", 1, 3)), 1, f"-(-n0 // {BLOCK})")
+    return found
+
+
+REPEAT = f"""{TILE}
+
+@triton.jit
+def repeat(program, rows, parts, a, out, BY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    width = parts * BY
+    row, column, real = tile(program, width, ROWS, COLUMNS)
+    found = tl.load(a + column, mask=real, other=0)
+    tl.store(out + row.to(tl.int64)[:, None] * width + column, found, mask=(row < rows)[:, None] & real)
+"""
+
+_repeaters: dict[tuple[torch.dtype, Tiles], Quick] = {}
+
+
+def repeater(dtype: torch.dtype, width: int) -> Quick:
+    """What launches `repeat`, as torch does `out.copy_(a.expand(rows, width))`: for those who launch without torch."""
+    by, rows, columns = tiles(width)
+    found = _repeaters.get((dtype, (by, rows, columns)))
+    if found is None:
+        grid = f"-(-n0 // {rows}) * -(-n1 * {by} // {columns})"
+        found = Quick(Together(Job(REPEAT, "repeat", 2, 2, 3)), 2, grid, (by, rows, columns))
+        _repeaters[dtype, (by, rows, columns)] = found
     return found
 
 

@@ -82,7 +82,19 @@ class Block:
     def data_ptr(self) -> Pointer:
         return Pointer(self)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether all rows are one, which lies there once."""
+        if not self.strides or type(self.strides[0]) is not int or self.strides[0] != 0:
+            return False
+        return same(self.strides[1:], strides_of(self.shape[1:]))
+
+    def clone(self) -> Block:
+        return self.recorder.copied(self)
+
     def contiguous(self) -> Block:
+        if self.repeats:
+            return self.clone()
         if not self.contiguous_:
             raise NotLowered("a copy of strided memory")
         return self
@@ -91,6 +103,13 @@ class Block:
         if target != self.device and target is not self.dtype:
             raise NotLowered(f"tensor.to({target})")
         return self
+
+    def expand(self, sizes: Sequence[Size]) -> Block:
+        """One row as many of them."""
+        row = self.select(0, 0) if self.dim() == len(sizes) and _is_one(self.shape[0]) else self
+        if row.dim() != len(sizes) - 1 or not same(row.shape, sizes[1:]):
+            raise NotLowered("tensor.expand of other than rows")
+        return Block(self.recorder, self.storage, sizes, (0, *row.strides), row.offset)
 
     def narrow(self, dim: int, start: Size, length: Size) -> Block:
         sizes = [length if at == dim else size for at, size in enumerate(self.shape)]
@@ -165,6 +184,10 @@ class Pointer:
 
     def __or__(self, other: Pointer) -> Pointer:
         return self
+
+
+def _is_one(size: Size) -> bool:
+    return type(size) is int and size == 1
 
 
 def same(some: Sequence[Size], others: Sequence[Size]) -> bool:

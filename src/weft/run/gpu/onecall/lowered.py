@@ -173,6 +173,7 @@ class Lowered:
             "torch": torch,
             "aten": torch.ops.aten,
             "FLOOR": floor,
+            "constants": self.noted.recorder.constants,
             "Kept": Kept,
             "Unfinished": Unfinished,
             "numbers": Struct(f"{FIRST_VARIABLE + len(self.text.variables)}q").pack,

@@ -33,6 +33,7 @@ class Recorder:
         """Fresh memory of single steps, and whose steps these are."""
         self.fresh_memory: list[Storage] = []
         self.later = Laters()
+        self.constants: list[Tensor] = []
 
     # Stand-ins for what a recipe is given.
 
@@ -53,6 +54,11 @@ class Recorder:
         apart = like.stride(0) if like.dim() else 1
         anywhere = part and apart * like.itemsize % ALIGNED != 0
         return Block(self, Storage(name, like.dtype, anywhere=anywhere), sizes, strides_of(sizes))
+
+    def constant(self, tensor: Tensor) -> Block:
+        """A tensor that belongs to the recipe."""
+        self.constants.append(tensor)
+        return self.given(f"q{len(self.constants) - 1}", tensor, False)
 
     # What recipes do.
 
@@ -166,6 +172,11 @@ class Recorder:
         return self.fill(self.fresh(sizes, (), dtype))
 
     def copy(self, one: Block, out: Block) -> Block:
+        if one.repeats:
+            width, row = _width(one), one.select(0, 0).contiguous()
+            parts = width // rowcopy.tiles(width)[0]
+            self.launch(rowcopy.repeater(one.dtype, width), (one.shape[0], parts), (row, out))
+            return out
         self.say(Copy(one.contiguous(), out.contiguous()))
         return out
 
@@ -184,6 +195,14 @@ class Recorder:
         count = Block(self, Storage(COUNTER, torch.int32), (counts.COLUMNS,), (1,), counts.BARRIER)
         self.launch(totals.adder(rows.dtype), (many, width, parts), (rows, some, out, count))
         return out
+
+    def new_zeros(self, like: Block, sizes: Sequence[Size], dtype: torch.dtype | None = None, **where: Any) -> Block:
+        return self.zeros(sizes, dtype or like.dtype)
+
+    def scalar(self, number: float, dtype: torch.dtype, device: torch.device | None = None) -> Block:
+        if number != 0:
+            raise NotLowered("a number by itself")
+        return self.zeros((), dtype)
 
     def zeros_like(self, like: Block, memory_format: Any = None) -> Block:
         return self.fill(self.fresh(like.shape, (), like.dtype))
@@ -225,6 +244,9 @@ class Recorder:
             return known[item]
         if isinstance(item, FunctionType) and item.__code__.co_filename.startswith("weft_"):
             return lambda *arguments: self.run(item, arguments)
+        if isinstance(item, Tensor):
+            known_there = item.device == self.device and item.is_contiguous()
+            return self.constant(item) if known_there else _Unknown("a constant elsewhere, or strided")
         return _Unknown(getattr(item, "__name__", name)) if callable(item) else item
 
 
@@ -268,6 +290,9 @@ class _Torch:
 class _Aten:
     def __init__(self, recorder: Recorder) -> None:
         self.zeros = SimpleNamespace(default=recorder.zeros)
+        self.new_zeros, self.scalar_tensor = (SimpleNamespace(default=one) for one in (recorder.new_zeros, recorder.scalar))
+        self.lift_fresh_copy = SimpleNamespace(default=lambda block: block)  # nothing is written over it
+        self.expand = SimpleNamespace(default=Block.expand)
         self.embedding = SimpleNamespace(default=recorder.look_up)
         self.embedding_dense_backward = SimpleNamespace(default=recorder.later.embedding_dense_backward)
 

@@ -14,7 +14,7 @@ from weft.run.gpu.onecall.numbers import ALIGNED, Size
 from weft.run.gpu.onecall.record import PerStep, Stretches
 from weft.run.told import PLAN, Told
 
-LISTS = {"t": "tensors", "c": "chosen", "s": "saved", "g": "grads"}
+LISTS = {"t": "tensors", "c": "chosen", "s": "saved", "g": "grads", "q": "constants"}
 """Names of given tensors start so."""
 
 
@@ -37,7 +37,7 @@ def wrapper_text(noted: Noted, variables: list[str], texts: Mapping[str, Told]) 
         "done(given, working.data_ptr(), blas() if bytes & 1 else 0)",
         f"return {_results(noted, starts)}",
     ]
-    names = sorted(set(re.findall(r"\b[tcsgf]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
+    names = sorted(set(re.findall(r"\b[tcsgfq]\d+(?:_rows)?\b", "\n".join(body))), key=lambda name: name.endswith("_rows"))
     given = [name for name in kinds if name not in texts]
     heads = [*PLAN] * bool(texts) + given
     opening = [f"({', '.join(heads)},) = facts"] * bool(heads)
