@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 import weft
 import weft.lazy.ops
 import weft.run.callcells
-from weft.lazy.alone import FEW_ROWS, FEW_SIZES
+from weft.lazy.alone import COMPANY, FEW_ROWS, FEW_SIZES
 from weft.run.young import FEW, OFTEN
 
 
@@ -30,9 +32,9 @@ def words(*lengths: int) -> list[Tensor]:
 
 
 def taught(model: nn.Module) -> weft.lazy.batched.Batched:
-    """The model after it has seen more than a few lengths."""
+    """The model after it has seen more than a few lengths, each of them in company."""
     net = weft.batched(model)
-    net(words(*range(2, 3 + max(FEW_SIZES, FEW))))
+    net(words(*[length for length in range(2, 3 + max(FEW_SIZES, FEW)) for _ in range(COMPANY + 1)]))
     return net
 
 
@@ -133,3 +135,89 @@ def test_what_draws_numbers_draws_the_same_at_its_first_and_its_third_use() -> N
         return found
 
     assert drawn() == drawn() == drawn()
+
+
+class Messages(nn.Module):
+    """A graph in tensors: nodes, and edges between them."""
+
+    def __init__(self, dropped: float = 0.0) -> None:
+        super().__init__()
+        self.send, self.update, self.dropped = nn.Linear(4, 4), nn.GRUCell(4, 4), dropped
+
+    def forward(self, graph: tuple[Tensor, Tensor]) -> Tensor:
+        h, (source, target) = graph
+        for _ in range(2):
+            sent = self.send(h)[source]
+            sent = nn.functional.dropout(sent, self.dropped) if self.dropped else sent
+            h = self.update(torch.zeros_like(h).index_add(0, target, sent), h)
+        return h.sum(0)
+
+
+def graphs(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    made = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(3, 40, (count, 2), generator=made).tolist()
+    return [
+        (torch.randn(nodes, 4, generator=made), torch.randint(0, nodes, (2, edges), generator=made)) for nodes, edges in sizes
+    ]
+
+
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of calls from here on: whether they were diverse, when they were recorded."""
+    seen: list[bool] = []
+    note = weft.lazy.batched.note
+
+    def noted(tape: Any, *rest: Any) -> None:
+        seen.append(tape.is_diverse)
+        note(tape, *rest)
+
+    monkeypatch.setattr(weft.lazy.batched, "note", noted)
+    return seen
+
+
+def test_graphs_of_all_sizes_are_recorded_once_and_never_traced(traced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, model = recordings(monkeypatch), Messages().double()
+    net, parameters = weft.batched(model), [*model.parameters()]
+    for seed in range(4):
+        given = [(h.double(), edges) for h, edges in graphs(16, seed)]
+        found, expected = net(given), torch.stack([model(graph) for graph in given])
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+        gradients = (torch.autograd.grad(out.square().sum(), parameters) for out in (found, expected))
+        for one, other in zip(*gradients, strict=True):
+            assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+    assert seen == [True] and traced == []
+
+
+def test_what_draws_numbers_draws_the_same_beside_any_sizes(traced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded at every call: whether it runs alone depends on the call, and on nothing that was before."""
+    seen, model = recordings(monkeypatch), Messages(0.5)
+    net = weft.batched(model)
+    alike = [(torch.ones(5, 4), torch.zeros(2, 7, dtype=torch.int64))] * 3
+
+    def drawn(given: list[tuple[Tensor, Tensor]]) -> list[Any]:
+        torch.manual_seed(3)
+        found: list[Any] = net(given).tolist()
+        return found
+
+    first = drawn(alike), drawn(graphs(16, 0))
+    assert (drawn(alike), drawn(graphs(16, 0))) == first
+    for seed in range(1, 4):
+        net(graphs(16, seed))
+    assert (drawn(alike), drawn(graphs(16, 0))) == first
+    assert seen == [False, True, False, True, True, True, True, False, True]
+    torch.manual_seed(3)
+    assert torch.stack([model(graph) for graph in graphs(16, 0)]).tolist() == first[1]  # in the order of the loop
+
+
+@pytest.mark.parametrize("many", [COMPANY, COMPANY + 1])
+def test_sizes_in_company_are_batched(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = recordings(monkeypatch)
+    weft.batched(Attention())(words(*[length for length in range(2, 8) for _ in range(many)]))
+    assert seen == [many == COMPANY]
+
+
+def test_large_layers_want_less_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = recordings(monkeypatch)
+    for many in (1, 2):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0).eval()
+        weft.batched(layer, stack=False)([torch.randn(length, 8) for length in range(2, 7) for _ in range(many)])
+    assert seen == [True, False]

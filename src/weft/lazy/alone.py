@@ -9,12 +9,17 @@ computed call by call:
                             ---------                - - - - - - - -     batched
                                       ^ ^ ^                              alone
 
+Graphs of tensors differ in two sizes, nodes and edges, and hardly ever agree in both. Where most calls are of such functions,
+and a size has few calls on average, all run alone, what draws numbers among them: which do is decided by this recording and no
+other, so that the same seed gives the same numbers. And the function need not be recorded the next time (`lazy/little.py`).
+
 It loses where a step in C is much faster than the same in torch's operations, of which there are few rows only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +27,7 @@ from torch import Tensor, nn
 
 from weft.graph.recording import OUTPUT_BITS, References
 from weft.graph.uncast import stack
-from weft.lazy.chains import LOW, Flags, Layout
+from weft.lazy.chains import LOW, Flags, Layout, Longs
 from weft.lazy.division import divided_by
 from weft.lazy.flush import Flush
 from weft.lazy.leftover import Selection
@@ -36,14 +41,19 @@ from weft.run.options import Options
 FEW_SIZES, FEW_ROWS = 3, 3
 """Functions that were called with more sizes than that are looked at, and run alone where they have no more rows."""
 
+COMPANY, LEAST, OPERATIONS = 8, 1.5, 80
+"""Where most calls are of functions of many sizes, and each size has no more calls on average, nothing is batched. It is less
+company that matters to calls of many operations, such as a layer of a transformer."""
+
 
 def run_alone(tape: Tape, wanted: References, options: Options) -> bool:
     """Compute what is better not batched, as if it had been needed earlier; whether there was anything."""
-    sized = _sized_types(tape.state)
-    if sized is None or options.backend != "auto" or options.recompute or is_observed():
+    forms = _forms(tape.state)
+    if not forms.is_any or options.backend != "auto" or options.recompute or is_observed():
         return False
     calls = all_pending(tape)
-    alone = _without_company(tape, calls, sized)
+    tape.is_diverse = forms.are_diverse(calls)
+    alone = np.ones(len(calls.type), bool) if tape.is_diverse else _without_company(tape, calls, forms.sized)
     if alone.any():
         Alone(Selection(tape, calls, divided_by(tape, calls, ~alone, wanted))).run(options)
     return bool(alone.any())
@@ -105,19 +115,60 @@ def _tensor(row: object, dtype: torch.dtype, device: str) -> Tensor:
     return row if isinstance(row, Tensor) else torch.tensor(row, dtype=dtype, device=device)
 
 
-def _sized_types(state: State) -> Flags | None:
-    """For each recorded type whether there are many of other sizes; None where there are none."""
-    known: tuple[int, Flags | None] = state.kept.get("sized", (0, None))
-    if known[0] < len(state.fines):
-        forms: dict[Hashable, list[int]] = {}
-        for number, op in enumerate(list(state.fines)):
-            if not op.random and op.many is None:
-                forms.setdefault(_form(op), []).append(number)
-        found = np.zeros(len(state.fines), bool)
-        for numbers in forms.values():
-            found[numbers] = len({(state.fines[number].args, state.fines[number].feeds) for number in numbers}) > FEW_SIZES
-        known = state.kept["sized"] = len(state.fines), found if found.any() else None
-    return known[1]
+class _Forms:
+    """What recorded types compute, whatever their sizes: numbers of forms, and of sizes."""
+
+    def __init__(self) -> None:
+        self._numbers: tuple[dict[Hashable, int], dict[Hashable, int]] = {}, {}
+        self.form = self.size = self.operations = np.empty(0, np.int64)
+        self.joins = self.draws = np.empty(0, bool)
+
+    def extend(self, ops: Sequence[Op]) -> None:
+        forms, sizes = self._numbers
+        new: list[Any] = [
+            [forms.setdefault(_form(op), len(forms)) for op in ops],
+            [sizes.setdefault((op.args, op.feeds), len(sizes)) for op in ops],
+            [op.operations for op in ops],
+            [op.many is not None for op in ops],
+            [op.random for op in ops],
+        ]
+        known = self.form, self.size, self.operations, self.joins, self.draws
+        grown: Any = [np.append(old, np.array(more, old.dtype)) for old, more in zip(known, new, strict=True)]
+        self.form, self.size, self.operations, self.joins, self.draws = grown
+        every: Longs = np.arange(len(self.form))
+        self.is_any = bool(self.of_many_sizes(every).any())
+        self.sized = self.of_many_sizes(every[~self.joins & ~self.draws])
+        """Types that may run alone while others are batched."""
+
+    def of_many_sizes(self, types: Longs) -> Flags:
+        """Which of some types differ from many of them in their sizes alone."""
+        found: Flags = np.zeros(len(self.form), bool)
+        many = max(len(self._numbers[1]), 1)
+        pairs = np.unique(self.form[types] * many + self.size[types])
+        found[types] = np.bincount(pairs // many, minlength=len(self.form))[self.form[types]] > FEW_SIZES
+        return found
+
+    def are_diverse(self, calls: Pending) -> bool:
+        """Whether most of these calls are of functions of many sizes, and few of the same size."""
+        count = np.bincount(calls.type, minlength=len(self.form))
+        used: Longs = np.flatnonzero(count)
+        if self.joins[used].any():
+            return False
+        sized: Longs = np.flatnonzero(self.of_many_sizes(used))
+        mine = int(count[sized].sum())
+        if not mine or 2 * mine < len(calls.type):
+            return False
+        each = float(count[sized] @ self.operations[sized]) / mine
+        return mine <= min(COMPANY, max(LEAST, OPERATIONS / max(each, 1))) * len(sized)
+
+
+def _forms(state: State) -> _Forms:
+    found: _Forms = state.kept.setdefault("forms", _Forms())
+    with state.lock:
+        known = len(found.form)
+        if known < len(state.fines) or not known:
+            found.extend(state.fines[known:])
+    return found
 
 
 def _form(op: Op) -> Hashable:

@@ -8,7 +8,8 @@ is was seen when the function was recorded last:
     small tensors and layers                     as written   batched
     large ones                                   batched      batched
 
-Every now and then it is recorded again, since the next examples may be larger.
+So do functions of tensors that have another size in nearly every example, where calls would run alone (`lazy/alone.py`).
+Every now and then it is recorded again, since the next examples may be larger, or more alike.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def note(tape: Tape, examples: int, flushes: int) -> None:
     little: dict[bool, int] = tape.state.kept.setdefault("little", {})
     calls = tape.next >> OUTPUT_BITS
     is_little = tape.has_shaped and calls <= FEW_CALLS[tape.ambient_grad] * examples * max(flushes, 1)
-    little[tape.ambient_grad] = AGAIN if is_little and all(map(_is_small, tape.state.fines)) else 0
+    is_little = is_little and all(map(_is_small, tape.state.fines))
+    is_diverse = tape.is_diverse and not flushes and not any(op.random for op in tape.state.fines)
+    little[tape.ambient_grad] = AGAIN if is_little or is_diverse else 0
 
 
 def is_little(state: State) -> bool:

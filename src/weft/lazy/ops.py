@@ -176,6 +176,8 @@ class Op:
 
     views_model = False
     """Whether what comes out is a view of a tensor of the model."""
+    operations = 1
+    """Of torch, in one call."""
     _modules: Sequence[nn.Module] = ()
     """Modules that a cell calls, whose hooks did not run when it was looked at."""
 
@@ -298,7 +300,7 @@ class Op:
                 self._found = None
                 sample = dict(zip(probe.asked, self._row or (), strict=False))
                 found = discover(probe.engine_body(), probe.spec, sample).outputs
-        self.random, self._modules = watch.random, modules
+        self.random, self._modules, self.operations = watch.random, modules, watch.operations
         self.outs = tuple(kind_of(spec.shape, spec.dtype) for spec in found.values())
         if len(self.outs) > LOW:
             raise TraceError(
@@ -322,7 +324,8 @@ class Op:
         except Exception:  # fake tensors may tell, or the error comes up there in the user's words
             self._found = None
             return False
-        self.outs, self._modules = tuple(kind_of(tensor.shape, tensor.dtype) for tensor in tensors), like._modules
+        self.outs = tuple(kind_of(tensor.shape, tensor.dtype) for tensor in tensors)
+        self._modules, self.operations = like._modules, like.operations
         if self.structure == like.structure and all(tensor.device == torch.device(self.device) for tensor in tensors):
             return True
         self._found = None
@@ -402,13 +405,14 @@ def _base(tensor: Tensor, args: Sequence[Any]) -> int:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees whether random numbers are drawn, and whether embeddings write into their weights."""
+    """Sees whether random numbers are drawn, whether embeddings write into their weights, and how much there is to do."""
 
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.name, self.random = name, False
+        self.name, self.random, self.operations = name, False, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random = True
         if kwargs and kwargs.get("generator") is not None:

@@ -82,6 +82,9 @@ class Tape(Hot):
     has_shaped = False
     """Something was computed whose shape depends on numbers."""
 
+    is_diverse = False
+    """Most calls were of functions of many sizes, with little company each."""
+
     def __init__(self, state: State, granularity: str, device: str, is_portable: bool = False) -> None:
         self.state, self.device, self.is_portable = state, device, is_portable
         state.calls += 1
