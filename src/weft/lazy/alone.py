@@ -37,9 +37,10 @@ from weft.lazy.taken import Pending, all_pending
 from weft.lazy.tape import Tape
 from weft.run.calls import Group, is_observed
 from weft.run.options import Options
+from weft.run.young import FEW
 
-FEW_SIZES, FEW_ROWS = 3, 3
-"""Functions that were called with more sizes than that are looked at, and run alone where they have no more rows."""
+FEW_ROWS = 3
+"""Functions that were called with more than a few sizes are looked at, and run alone where they have no more rows."""
 
 COMPANY, LEAST, OPERATIONS = 8, 1.5, 80
 """Where most calls are of functions of many sizes, and each size has no more calls on average, nothing is batched. It is less
@@ -145,7 +146,7 @@ class _Forms:
         found: Flags = np.zeros(len(self.form), bool)
         many = max(len(self._numbers[1]), 1)
         pairs = np.unique(self.form[types] * many + self.size[types])
-        found[types] = np.bincount(pairs // many, minlength=len(self.form))[self.form[types]] > FEW_SIZES
+        found[types] = np.bincount(pairs // many, minlength=len(self.form))[self.form[types]] > FEW
         return found
 
     def are_diverse(self, calls: Pending) -> bool:

@@ -86,16 +86,17 @@ def _is_simple(item: slice) -> bool:
     return all(part is None or part.__class__ is int for part in (item.start, item.stop, item.step))
 
 
+def known(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int], feeds: list[Any]) -> Quick | None:
+    """The entry of a call that can go the short way; references and fed numbers on the way."""
+    key = signature(tape, head, args, frame, refs, feeds) if tape.quick else None
+    return None if key is None else tape.quick.get(key)
+
+
 def short(tape: Tape, head: Any, args: Any, frame: FrameType) -> Any:
     """Record the call the short way; MISS if it has to go the long way."""
-    if not tape.quick:
-        return MISS
     refs: list[int] = []
     feeds: list[Any] = []
-    key = signature(tape, head, args, frame, refs, feeds)
-    if key is None:
-        return MISS
-    found = tape.quick.get(key)
+    found = known(tape, head, args, frame, refs, feeds)
     return MISS if found is None else quick_call(tape, found, refs, feeds)
 
 

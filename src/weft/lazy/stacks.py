@@ -1,7 +1,8 @@
 """`torch.stack` of a list of values stays a list for as long as it can.
 
 What is done to every row alike is recorded row by row, and reductions over the rows are one kind of call for any length; so
-attention over histories of different lengths batches across examples. What needs the stack as a whole gets it.
+attention over histories of different lengths batches across examples. What needs the stack as a whole gets it, and so does what
+is done to a few rows, such as the children of a node: a kind of call for each of a few lengths takes far less time to record.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.lazy.calls import record
 from weft.lazy.kinds import kind_of
+from weft.lazy.quick import Quick, known, quick_call
 from weft.lazy.reduce import reduce_values
 from weft.lazy.tape import Tape
 from weft.lazy.value import ARITHMETIC, COMPARISONS, Value
+from weft.run.young import FEW
 
 
 class _Rows:
@@ -54,10 +57,12 @@ class Stacked(Value):
     __slots__ = ()
     _known: Any
 
-    def __init__(self, tape: Tape, parts: Sequence[Value], copies: bool = True) -> None:
+    def __init__(self, tape: Tape, parts: Sequence[Value], copies: bool = True, fresh: bool = False) -> None:
+        """`copies`: the rows are the stack's own, as torch's are; `fresh`: nobody else has these."""
         kind = parts[0]._kind
         super().__init__(tape, -1, kind_of((len(parts), *kind.shape), kind.dtype))
-        self._known = _Rows([tape.make(tape, part._ref, part._kind) for part in parts] if copies else list(parts), not copies)
+        own = [tape.make(tape, part._ref, part._kind) for part in parts] if copies and not fresh else list(parts)
+        self._known = _Rows(own, not copies)
         if tape.watchful and copies:
             for part in self.parts:
                 make_own(tape, part)
@@ -94,7 +99,7 @@ class Stacked(Value):
         return self._plain()[index]
 
     def _each(self, fn: Callable[[Any], Any]) -> Any:
-        return stacked(self._tape, [fn(part) for part in self.parts])
+        return stacked(self._tape, [fn(part) for part in self.parts], fresh=True)
 
     def _reduced(self, how: str) -> Any:
         return reduce_values(self._tape, how, self.parts, _getframe(2))
@@ -194,13 +199,13 @@ def _check_no_views(tape: Tape, entry: GivenOut) -> None:
         )
 
 
-def stacked(tape: Tape, parts: list[Any]) -> Any:
-    """A stack of these values, as a list where they are all of one kind."""
-    first = parts[0]
-    alike = all(part.__class__ is Value and part._tape is tape and part._kind is first._kind for part in parts)
-    return (
-        Stacked(tape, parts) if alike else torch.stack([part._plain() if isinstance(part, Value) else part for part in parts])
-    )
+def stacked(tape: Tape, parts: list[Any], fresh: bool = False) -> Any:
+    """A stack of these values, as a list where they are all of one kind; `fresh`: nobody else has them."""
+    kind = parts[0]._kind if isinstance(parts[0], Value) else None
+    for part in parts:
+        if part.__class__ is not Value or part._tape is not tape or part._kind is not kind:
+            return torch.stack([part._plain() if isinstance(part, Value) else part for part in parts])
+    return Stacked(tape, parts, fresh=fresh)
 
 
 def stack(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -221,12 +226,35 @@ def reduced(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     rule = RULES.get(getattr(func, "__name__", "").strip("_"))
     if rule is None or not any(isinstance(item, Stacked) for item in args):
         return NotImplemented
-    return rule(_recorder(tape, func, frame), *args, **kwargs)
+    return rule(_Recorder(tape, func, frame), *args, **kwargs)
 
 
-def _recorder(tape: Tape, func: Any, frame: FrameType) -> Callable[..., Any]:
-    """The function as one that records its call at that place."""
-    return lambda *args, **kwargs: record(tape, func, args, kwargs, frame)
+class _Recorder:
+    """A function as one that records its calls at one place; of a call like the one before only the values are looked at."""
+
+    __slots__ = ("before", "frame", "func", "quick", "tape")
+
+    def __init__(self, tape: Tape, func: Any, frame: FrameType) -> None:
+        self.tape, self.func, self.frame = tape, func, frame
+        self.quick: Quick | None = None
+        self.before: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        quick, refs = self.quick, list[int]()
+        if quick is not None and not kwargs and len(args) == len(self.before):
+            for item, before in zip(args, self.before, strict=True):
+                if item.__class__ is Value and before.__class__ is Value and item._kind is before._kind:
+                    refs.append(item._ref)
+                elif item is not before:
+                    break
+            else:
+                return quick_call(self.tape, quick, refs, ())
+        found = record(self.tape, self.func, args, kwargs, self.frame)
+        feeds: list[Any] = []
+        self.quick, self.before = known(self.tape, self.func, args, self.frame, [], feeds), args
+        if kwargs or feeds:
+            self.quick = None
+        return found
 
 
 def _is_first(x: Any, dim: Any) -> bool:
@@ -243,22 +271,27 @@ def _reduction(how: str) -> Callable[..., Any]:
     return rule
 
 
+def _is_long(x: Any) -> bool:
+    """Whether it is a stack of more than a few rows."""
+    return isinstance(x, Stacked) and len(x.parts) > FEW
+
+
 def _softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
-    if not isinstance(x, Stacked) or not _is_first(x, dim) or more or any(item is not None for item in rest):
+    if not _is_long(x) or not _is_first(x, dim) or more or any(item is not None for item in rest):
         return NotImplemented
     with_powers = _powers(x)
     return with_powers / with_powers._reduced("sum")
 
 
 def _log_softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
-    if not isinstance(x, Stacked) or not _is_first(x, dim) or more or any(item is not None for item in rest):
+    if not _is_long(x) or not _is_first(x, dim) or more or any(item is not None for item in rest):
         return NotImplemented
     lower = x - x._reduced("max").detach()
     return lower - lower.exp()._reduced("sum").log()
 
 
 def _logsumexp(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
-    if not isinstance(x, Stacked) or not _is_first(x, dim) or more or any(rest):
+    if not _is_long(x) or not _is_first(x, dim) or more or any(rest):
         return NotImplemented
     top = x._reduced("max").detach()
     top = top.masked_fill(top.abs() == math.inf, 0.0)
@@ -271,15 +304,17 @@ def _powers(x: Stacked) -> Any:
 
 
 def _pointwise(func: Any, x: Any, *rest: Any, **more: Any) -> Any:
-    if not isinstance(x, Stacked) or any(isinstance(item, Value | Tensor) for item in (*rest, *more.values())):
+    if not _is_long(x) or any(isinstance(item, Value | Tensor) for item in (*rest, *more.values())):
         return NotImplemented
     return x._each(lambda part: func(part, *rest, **more))
 
 
 def _binary(func: Any, x: Any, y: Any, **more: Any) -> Any:
+    if not _is_long(x) and not _is_long(y):
+        return NotImplemented
     if isinstance(x, Stacked) and isinstance(y, Stacked):
         if len(x.parts) == len(y.parts) and x.ndim == y.ndim:
-            return stacked(x._tape, [func(a, b, **more) for a, b in zip(x.parts, y.parts, strict=True)])
+            return stacked(x._tape, [func(a, b, **more) for a, b in zip(x.parts, y.parts, strict=True)], fresh=True)
     elif isinstance(x, Stacked) and _fits(y, x):
         return x._each(lambda part: func(part, y, **more))
     elif isinstance(y, Stacked) and _fits(x, y):
@@ -292,7 +327,7 @@ def _fits(other: Any, x: Stacked) -> bool:
 
 
 def _matmul(func: Any, x: Any, y: Any) -> Any:
-    if isinstance(x, Stacked):
+    if _is_long(x):
         if isinstance(y, Stacked):
             if x.ndim == 1 and y.ndim == 2 and len(x.parts) == len(y.parts) and x.is_floating_point():
                 return (x.unsqueeze(-1) * y)._reduced("sum")
@@ -302,11 +337,11 @@ def _matmul(func: Any, x: Any, y: Any) -> Any:
 
 
 def _unsqueeze(func: Any, x: Any, dim: Any) -> Any:
-    return x._each(lambda part: part.unsqueeze(-1)) if isinstance(x, Stacked) and dim in (-1, x.ndim) else NotImplemented
+    return x._each(lambda part: part.unsqueeze(-1)) if _is_long(x) and dim in (-1, x.ndim) else NotImplemented
 
 
 def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    return x._each(lambda part: func(part, weight, bias)) if isinstance(x, Stacked) and x.ndim > 1 else NotImplemented
+    return x._each(lambda part: func(part, weight, bias)) if _is_long(x) and x.ndim > 1 else NotImplemented
 
 
 POINTWISE = (
@@ -339,7 +374,7 @@ def _method(name: str, func: Any) -> Callable[..., Any]:
 
     def method(self: Stacked, *args: Any, **kwargs: Any) -> Any:
         tape, frame = self._tape, _getframe(1)
-        found = NotImplemented if tape.is_over() else rule(_recorder(tape, func, frame), self, *args, **kwargs)
+        found = NotImplemented if tape.is_over() else rule(_Recorder(tape, func, frame), self, *args, **kwargs)
         return record(tape, func, (self, *args), kwargs, frame) if found is NotImplemented else found
 
     return method

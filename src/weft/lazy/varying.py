@@ -32,6 +32,8 @@ def with_fed_numbers(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[
     if rule is None:
         filled = FILLED.get(func)
         return (func, args, kwargs) if filled is None else _filled(tape, func, args, kwargs, frame, filled)
+    if not any(item.__class__ is float or item.__class__ is int for item in (*args, *kwargs.values())):
+        return func, args, kwargs
     names, others = rule
     if (kwargs and not kwargs.keys() <= names.keys() | others) or len(args) > len(names) + len(others):
         return func, args, kwargs
