@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "weft"
 LONGEST_FILE, LONGEST_FUNCTION = 450, 60
 
-# What each folder may import of weft, as prefixes of module names; itself and weft.errors always.
+# What each folder may import of weft, as prefixes of module names; itself, weft.errors and weft.locks always.
 PUBLIC_NAMES = "public names of weft"  # `from weft import VertexFunction`, as users write it
 BELOW_API = ("weft.graph", "weft.plan", "weft.run", "weft.data")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "nn": (*BELOW_API, "weft.api", PUBLIC_NAMES),
     "blocks": (*BELOW_API, "weft.api", "weft.nn"),
 }
-WITHOUT_TORCH = ("plan", "graph/program.py", "graph/verify.py", "errors.py", "cc.py")
+WITHOUT_TORCH = ("plan", "graph/program.py", "graph/verify.py", "errors.py", "locks.py", "cc.py")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 OTHERS = sorted(file for folder in ("tests", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py"))
@@ -58,7 +58,7 @@ def imports_of(file: Path) -> list[str]:
 
 
 def forbidden(folder: str, names: list[str]) -> list[str]:
-    allowed = (*MAY_IMPORT[folder], f"weft.{folder}", "weft.errors")
+    allowed = (*MAY_IMPORT[folder], f"weft.{folder}", "weft.errors", "weft.locks")
     ours = [name for name in names if is_within(name, ("weft",)) and not is_within(name, allowed)]
     return [name for name in ours if not (PUBLIC_NAMES in allowed and is_public_name(name))]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ import torch
 from weft.api.graph_build import Ints, Types, freeze
 from weft.api.graph_check import check_size, show
 from weft.errors import ShapeError, StructureError, TypeMismatch
+from weft.locks import lock
 from weft.plan.graphs import MOST_KINDS, Kept, KeptGraphs, collect, joint_digest, keep, kept_graphs
 from weft.plan.levels import occurring
 from weft.plan.levels import offsets as offsets_from
@@ -107,7 +107,7 @@ def _row(part: GraphCore) -> tuple[int, ...]:
     return part.num_vertices, len(part.children), part.num_edges, number_of("types", names), number_of("device", device)
 
 
-_keeping = threading.Lock()
+_keeping = lock()
 
 
 def _kept(part: GraphCore) -> Kept:

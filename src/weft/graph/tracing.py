@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-import threading
+from weft.locks import held_over_forks, lock
 
-tracing = threading.RLock()
+tracing = held_over_forks(lock())

@@ -9,6 +9,7 @@ its backward on values; `torch.autocast` and `torch.inference_mode`, whose state
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from sys import _getframe
@@ -31,6 +32,7 @@ from weft.lazy.nests import flatten
 from weft.lazy.shortcuts import HANDLED, MODULE, NUMBER, install, shortcut
 from weft.lazy.tape import active
 from weft.lazy.value import Value
+from weft.locks import lock
 
 _apply = torch.autograd.Function.__dict__["apply"]
 
@@ -217,7 +219,7 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
 torch.utils._device._device_constructors()
 torch.overrides.get_ignored_functions()
 
-_lock = threading.Lock()
+_lock = lock()
 
 
 class intercepted:
@@ -248,6 +250,15 @@ def _end(over: set[intercepted]) -> None:
 
 def _of_this_thread() -> set[intercepted]:
     return {each for each in list(_recordings) if each.thread == threading.get_ident()}
+
+
+def _after_fork() -> None:
+    """In a child there are no other threads that could record."""
+    _end(set(_recordings) - _of_this_thread())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class UndoRecording(Undo):

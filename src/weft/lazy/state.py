@@ -7,7 +7,6 @@ recorded (gradients off in a `no_grad` block, another autocast).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from operator import getitem, is_
@@ -25,6 +24,7 @@ from weft.lazy.blame import Site, name_cell, name_site
 from weft.lazy.identity import frozen, identity
 from weft.lazy.kinds import Kind
 from weft.lazy.ops import Op, Setting, Window
+from weft.locks import lock
 
 
 class Entry:
@@ -164,7 +164,7 @@ class State:
         """Where each of them was recorded, if they are told apart by that."""
         self._widths: tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]] = np.zeros(0, np.int64), np.zeros(0, bool)
         self._eager: npt.NDArray[np.bool_] = np.zeros(0, bool)
-        self.lock = threading.RLock()
+        self.lock = lock()
         self.kept: dict[Hashable, Any] = {}
         self._surroundings: Surroundings | None = None
         self._places: dict[int, Place] = {}

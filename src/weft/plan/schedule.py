@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -13,6 +12,7 @@ import numpy as np
 
 from weft.errors import TypeMismatch
 from weft.graph.program import Ints, Program
+from weft.locks import lock
 from weft.plan.agenda import agenda_steps
 from weft.plan.condense import GroupOrder, condense
 from weft.plan.depth import depth_steps
@@ -95,7 +95,7 @@ def _one_group(program: Program, policy: str) -> GroupOrder:
     return GroupOrder(types, True, step, np.arange(program.num_nodes, dtype=np.int32))
 
 
-_lock = threading.Lock()
+_lock = lock()
 
 
 class PlanCache:

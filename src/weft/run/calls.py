@@ -16,6 +16,7 @@ from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.recording import OUTPUT_BITS, CallProgram, Picked, References, as_tensor, merge_calls, merge_tables
 from weft.graph.uncast import cat, stack, uncast
+from weft.locks import lock
 from weft.plan.native import wanted_natively
 from weft.plan.plan import Plan
 from weft.plan.schedule import PlanCache, schedule
@@ -50,7 +51,7 @@ class Engine:
     cells: Cells = field(default_factory=Cells)
     sharing: Sharing = field(default_factory=Sharing)
     plans: PlanCache = field(default_factory=PlanCache)
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=lock)
     """Threads that record by themselves share what a library knows."""
     kinds: dict[tuple[int, ...], tuple[dict[int, CompiledCell], tuple[NodeType, ...]]] = field(default_factory=dict)
     """What the planner is told of types, made for these cells."""

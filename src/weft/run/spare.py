@@ -8,11 +8,12 @@ filling them; so a few buffers are kept.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from weft.locks import lock
 
 LEAST = 1 << 20
 """Bytes below which fresh memory costs nothing."""
@@ -36,7 +37,7 @@ laid_out = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", _laid_out)
 """Fresh memory of the host, by a way of torch that takes a third of the time."""
 
 
-_lock = threading.Lock()
+_lock = lock()
 
 
 class Spare:

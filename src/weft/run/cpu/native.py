@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
-from threading import RLock
 from typing import Any
 
 from weft.cc import build_functions, function_name
+from weft.locks import lock
 
 _loaded: dict[str, Any] = {}
-_lock = RLock()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = RLock()  # a thread that the child does not have may hold it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_lock = lock()
 
 
 class Native:
