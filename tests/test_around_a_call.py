@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import weft
@@ -247,7 +248,7 @@ def test_code_is_only_asked_about_types_that_occur() -> None:
 
 
 REFUSED = (
-    "Gates: a batched call cannot be inside torch.func transforms or forward-mode differentiation; "
+    "Gates: a batched call cannot be inside torch.func transforms, tracing or forward-mode differentiation; "
     "use backend='reference' there"
 )
 
@@ -271,6 +272,7 @@ TRANSFORMS: dict[str, tuple[Callable[[Of, Tensor], Any], Callable[[Of, Tensor], 
     "vmap": (lambda call, x: torch.func.vmap(call)(torch.stack([x, x]))[1], lambda call, x: call(x)),
     "jvp": (lambda call, x: torch.func.jvp(call, (x,), (torch.ones_like(x),))[1], slope),
     "dual numbers": (dual, slope),
+    "make_fx": (lambda call, x: make_fx(lambda t: call(t))(torch.ones_like(x))(x), lambda call, x: call(x)),
 }
 
 
@@ -285,6 +287,26 @@ def test_transforms_are_refused_and_work_one_by_one(name: str, trained: bool) ->
             transform(lambda t, b=backend: model(leaves, t, backend=b), x)
     found = transform(lambda t: model(leaves, t, backend="reference"), x)
     assert torch.allclose(found, plainly(lambda t: model(leaves, t), x), rtol=0, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_scripts_are_made_one_by_one() -> None:
+    model, leaves, x = Gates().requires_grad_(False), weft.Graph([[], []]), rows(2)
+    with pytest.raises(weft.TraceError, match="^" + re.escape(REFUSED) + "$"):
+        torch.jit.trace(lambda t: model(leaves, t), x)
+    script = torch.jit.trace(lambda t: model(leaves, t, backend="reference"), x * 2)
+    torch.testing.assert_close(script(x), model(leaves, x), rtol=1e-12, atol=1e-12)
+
+
+def test_in_inference_nothing_learns_whatever_the_grad_mode() -> None:
+    model, layer, x = Gates(), nn.Linear(D, D).double(), rows(5)
+    calls = [lambda: model(TREE, x), lambda: weft.batched(lambda row: layer(row) if row.sum() > 0 else layer(-row))(x)]
+    for call in calls:
+        with torch.inference_mode(), torch.enable_grad():
+            found = call()
+        assert found.is_inference() and not found.requires_grad
+        torch.testing.assert_close(found, call(), rtol=1e-12, atol=1e-12)
+        assert call().requires_grad
 
 
 def test_kinds_of_input_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Batched calls inside transforms of torch run one example after the other, and give what the loop gives."""
+"""Batched calls inside transforms of torch, and of blocks, run one example after the other, and give what the loop gives."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
+import weft.blocks as wb
 
 torch.manual_seed(0)
 LAYER = nn.Linear(4, 4).double()
@@ -38,6 +40,32 @@ def scope(point: Tensor) -> Tensor:
     return value
 
 
+class Energy(nn.Module):
+    """The same of a point that is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.point = nn.Parameter(POINT.clone())
+
+    def forward(self, row: Tensor) -> Tensor:
+        return energy(row, self.point)
+
+
+BLOCK = wb.Map(wb.Vector(4, "float64") >> wb.Function(Energy())) >> wb.Sum()
+COMPILED = wb.compile(BLOCK)
+
+
+def blocks(point: Tensor) -> Tensor:
+    (name, _), *_ = COMPILED.named_parameters()
+    found: Tensor = torch.func.functional_call(COMPILED, {name: point}, ([[row] for row in ROWS.tolist()],))
+    return found
+
+
+def block(point: Tensor) -> Tensor:
+    (name, _), *_ = BLOCK.named_parameters()
+    return torch.stack([torch.func.functional_call(BLOCK, {name: point}, ([row],)) for row in ROWS.tolist()])
+
+
 def tangent(fn: Callable[[Tensor], Tensor]) -> Any:
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(fn(forward_ad.make_dual(POINT, POINT * 2))).tangent
@@ -48,11 +76,12 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
     "jacrev": lambda fn: torch.func.jacrev(fn)(POINT),
     "vmap": lambda fn: torch.vmap(fn)(torch.stack([POINT, POINT * 2])),
     "forward mode": tangent,
+    "make_fx": lambda fn: make_fx(fn)(torch.ones_like(POINT))(POINT),
 }
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch's own, in forward mode
-@pytest.mark.parametrize("fn", [batched, scope])
+@pytest.mark.parametrize("fn", [batched, scope, blocks, block])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_around_a_batched_call_give_what_they_give_around_the_loop(transform: str, fn: Any) -> None:
     torch.testing.assert_close(TRANSFORMS[transform](fn), TRANSFORMS[transform](loop), rtol=1e-12, atol=1e-12)
@@ -63,6 +92,14 @@ def test_results_are_put_together_there_as_elsewhere() -> None:
     found = torch.vmap(lambda point: net(ROWS, point)["sum"])(POINT[None])
     torch.testing.assert_close(found[0], ROWS @ POINT)
     assert len(torch.vmap(lambda point: weft.batched(lambda row: row * point, stack=False)(ROWS))(POINT[None])) == 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_scripts_cannot_be_made_of_batched_calls() -> None:
+    with pytest.raises(weft.TraceError) as error:
+        torch.jit.trace(batched, POINT)
+    assert str(error.value) == "torch.jit.trace cannot look into a batched call; trace the model for one example"
+    torch.testing.assert_close(batched(POINT), loop(POINT), rtol=1e-12, atol=1e-12)
 
 
 def test_an_error_there_names_the_example() -> None:

@@ -45,8 +45,8 @@ def no_transforms(name: str, model: nn.Module, tensors: Iterable[Tensor]) -> Non
         active = any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in everything)
     if active:
         raise TraceError(
-            f"{name}: a batched call cannot be inside torch.func transforms or forward-mode differentiation; use "
-            "backend='reference' there"
+            f"{name}: a batched call cannot be inside torch.func transforms, tracing or forward-mode differentiation; "
+            "use backend='reference' there"
         )
 
 

@@ -84,8 +84,9 @@ def table(rows: list[Any], dtype: torch.dtype) -> Table:
     there = next((row.device for row in rows if isinstance(row, Tensor)), None)
     if there is not None:
         return stack([torch.as_tensor(row, dtype=dtype, device=there) for row in rows])
-    found = torch.from_numpy(np.asarray(rows)).to(dtype)
-    return found if dtype is torch.bfloat16 else found.numpy()
+    with torch._C._DisableFuncTorch():  # inside a transform, too, numbers are just numbers
+        found = torch.from_numpy(np.asarray(rows)).to(dtype)
+        return found if dtype is torch.bfloat16 else found.numpy()
 
 
 def as_tensor(rows: Table) -> Tensor:

@@ -1,8 +1,8 @@
 """Whether tensors are those of a transform.
 
-Inside `torch.func.grad`, `torch.vmap` and their kind, in forward-mode differentiation, and where a `weft.cell` that makes a
-batched call is traced, tensors stand for more than their memory holds. What is recorded there could not run later, as one step:
-code runs as it is written, one example after the other.
+Inside `torch.func.grad`, `torch.vmap` and their kind, in forward-mode differentiation, and where somebody traces (`make_fx`,
+`torch.jit.trace`, a `weft.cell` that makes a batched call), tensors stand for more than their memory holds. What is recorded
+there could not run later, as one step: code runs as it is written, one example after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 _C: Any = torch._C
-_FAKE = _C._TorchDispatchModeKey.FAKE
+_TRACING = _C._TorchDispatchModeKey.FAKE, _C._TorchDispatchModeKey.PROXY
 
 
 def is_transformed() -> bool:
@@ -22,5 +22,6 @@ def is_transformed() -> bool:
 
 def stands_for_others() -> bool:
     """Whether tensors may have no memory: the same without forward mode, where those of no interest are as ever."""
-    active: bool = _C._are_functorch_transforms_active()
-    return active or _C._get_dispatch_mode(_FAKE) is not None
+    if _C._are_functorch_transforms_active() or _C._get_tracing_state() is not None:
+        return True
+    return any(_C._get_dispatch_mode(key) is not None for key in _TRACING)

@@ -25,6 +25,9 @@ _BY_RECIPE: dict[str, type[Execution]] = {"native": NativeExecution, "triton": G
 
 def run_batched(call: Call) -> list[Tensor]:
     """The wanted rows; differentiable where torch would be."""
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():  # nothing that is made there can learn
+        with torch.no_grad():
+            return run_batched(call)
     if not _C._len_torch_function_stack():
         return _run(call)
     with placed(call.device):

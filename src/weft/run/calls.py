@@ -15,6 +15,7 @@ from weft.graph.calls import KEY, Library
 from weft.graph.plain import Unforeseen
 from weft.graph.program import Ints, NodeType, Program
 from weft.graph.recording import OUTPUT_BITS, CallProgram, Picked, References, as_tensor, merge_calls, merge_tables
+from weft.graph.transforms import is_transformed
 from weft.graph.uncast import cat, stack, uncast
 from weft.locks import lock
 from weft.plan.native import wanted_natively
@@ -104,7 +105,7 @@ def run_calls(
         return []
     if _looking.on:
         raise Observed(*engine_call(library, programs, wanted, options), final)
-    if options.backend == "reference":
+    if options.backend == "reference" or is_transformed():
         return _one_by_one(library, merge_calls(programs), wanted, blame)
     while True:
         try:
