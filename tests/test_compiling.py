@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,3 +111,35 @@ def test_a_watched_model_runs_by_kernels_that_were_not_compiled_yet(runs: list[s
             found = model(graph, x)
     assert len(runs) > before
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.fixture
+def homeless(runs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The temporary folder of a user whom the system does not know."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path / f"weft-{os.getuid()}"
+
+
+def test_who_has_no_home_compiles_in_a_temporary_folder(homeless: Path) -> None:
+    assert applied(function(ADD % 7)) == 7
+    assert homeless.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_run_from_a_folder_of_somebody_else(homeless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.getuid() + 1
+    homeless.with_name(f"weft-{other}").mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    with pytest.raises(OSError, match="cannot compile"):
+        function(ADD % 8)(0)
+    assert cc._works(str(cc.compiler())) is False
+
+
+def test_a_temporary_folder_is_not_asked_for_without_need(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: (_ for _ in ()).throw(FileNotFoundError("no temporary folder")))
+    assert applied(function(ADD % 9)) == 9

@@ -56,8 +56,9 @@ def build_functions(path: str, head: str, texts: Mapping[str, str]) -> list[Any]
 
 def _libraries(path: str, effort: str, head: str, texts: Mapping[str, str]) -> list[ctypes.CDLL]:
     """A library for each text, under its name."""
-    for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"weft-{os.getuid() if hasattr(os, 'getuid') else 0}"):
+    for place in (cache_folder, _temporary_folder):
         try:
+            folder = place()
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             files = {name: folder / f"{name}.so" for name in texts}
             missing = [name for name, file in files.items() if not file.exists()]
@@ -88,7 +89,20 @@ def _compile(path: str, source: str, effort: str, libraries: Sequence[Path]) -> 
 
 def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "weft"
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "weft"
+    except RuntimeError:  # somebody whom the system does not know, as in a container
+        return _temporary_folder()
+
+
+def _temporary_folder() -> Path:
+    """One for this user alone: others may write beside it, and what lies in it is run."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"weft-{user}"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if folder.lstat().st_uid != user:
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder
 
 
 def _digest(path: str, effort: str, source: str) -> str:

@@ -81,7 +81,7 @@ class Batched:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], Batch):
             return self._recorded_batch(args[0])
-        if torch.jit.is_tracing():  # where sizes are tensors, too
+        if torch._C._get_tracing_state() is not None:  # where sizes are tensors, too
             raise TraceError("torch.jit.trace cannot look into a batched call; trace the model for one example")
         count, items = split(args, self.in_dims)
         key = signature(self.fn, self.stack, items)
