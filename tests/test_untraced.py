@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import weft
 import weft.blocks as wb
 from lazy_parts import assert_equals_loop
+from weft.testing import assert_equivalent
 
 pytestmark = pytest.mark.filterwarnings("ignore::weft.FallbackWarning")
 
@@ -203,3 +204,25 @@ def test_vertex_functions_are_looked_at_with_the_tensors_of_a_vertex() -> None:
 def test_a_cycle_is_told_where_the_code_must_be_looked_at_with_real_numbers() -> None:
     with pytest.raises(weft.StructureError, match=r"^Growing: graph 0: cycle: "):
         Growing()(weft.Graph([[], [0, 2], [1]]), torch.ones(3, 2), edges=torch.ones(3, 1))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("laid_out", [Tensor.to_sparse, Tensor.to_sparse_csr], ids=["coo", "csr"])
+def test_code_may_use_a_sparse_matrix(laid_out: Callable[[Tensor], Tensor]) -> None:
+    matrix = laid_out(X * (X > 0.4))
+
+    class Spread(weft.VertexFunction):
+        def __init__(self) -> None:
+            super().__init__(state={"h": (3,)})
+
+        def forward(self, v: Any) -> None:
+            h = torch.tanh(matrix @ v.pull() + v.gather().sum("h"))
+            v.scatter(h=h)
+            v.push(h)
+
+    cell = weft.cell(lambda x: matrix @ x)
+    for fn in (lambda x: torch.tanh(matrix @ x), lambda x: torch.tanh(cell(x))):
+        assert_equals_loop(fn, X)
+    said = rf"^Spread: it uses a tensor of shape \[3, 3\] and layout {matrix.layout}; it runs by plain vmap$"
+    with pytest.warns(weft.FallbackWarning, match=said):
+        assert_equivalent(Spread(), weft.Graph.chain(3), X)

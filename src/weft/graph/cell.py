@@ -12,7 +12,7 @@ become one `Tape` with inputs and outputs by name:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -167,10 +167,11 @@ def trace(
         raise TraceError(f"{_HOOKS} ({type(hooking).__name__})")
     try:
         signature, surroundings = _discovered(body, spec, surroundings)
+        _check_dense(signature.captures)
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
         with undisturbed(surroundings), placed(spec.device):
             tape = _tape(body, spec, signature)
-        _check_dense(tape)
+        _check_gradients_dense(tape)
     except (WeftError, *FROM_OUTSIDE):
         raise
     except Exception as error:
@@ -178,7 +179,14 @@ def trace(
     return _finished(name, tape, spec, signature.asked, signature.outputs, places, surroundings, None, groups)
 
 
-def _check_dense(tape: Tape) -> None:
+def _check_dense(captures: Iterable[Tensor]) -> None:
+    """What is traced is taken to read memory row by row."""
+    for tensor in captures:
+        if tensor.layout is not torch.strided:
+            raise TraceError(f"it uses a tensor of shape {list(tensor.shape)} and layout {tensor.layout}")
+
+
+def _check_gradients_dense(tape: Tape) -> None:
     sparse = next((value for value in tape.values if "sparse_coo" in str(value.target)), None)
     if sparse is not None:
         raise TraceError(f"a tensor of shape {list(sparse.shape or ())} gets a sparse gradient, as with Embedding(sparse=True)")
