@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,3 +120,11 @@ def test_a_file_may_import_what_lies_beside_it_and_in_the_current_folder(
     assert main(["explain", "models/uses_a_sibling.py:example"]) == 0
     assert capsys.readouterr().out.startswith("<lambda>: 1 example, ")
     assert sys.path == before
+
+
+def test_a_terminal_that_lacks_characters_shows_the_others(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(EXAMPLES)
+    command = [sys.executable, "-m", "weft.cli", "explain", "model.py:may_take"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0 and "2 examples" in found.stdout, found.stderr

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
 import weft
@@ -21,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     weft explain: there is no file missing.py
     2
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows the others
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     options.rest = rest
