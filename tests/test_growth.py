@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.lazy import cached
+from weft.lazy import cached, state
 from weft.lazy.state import state_of
 from weft.run.calls import Engine
 
@@ -82,3 +83,27 @@ def test_plans_are_kept_for_so_many_nodes_together() -> None:
     for _ in range(10):
         net([tree(dice, 9) for _ in range(4)])  # about seventy calls
     assert 1 <= len(plans) <= 3
+
+
+class Scaled:
+    """A function without attributes of its own that holds a tensor."""
+
+    __slots__ = ("__weakref__", "by")
+
+    def __init__(self, by: Tensor) -> None:
+        self.by = by
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+def test_functions_without_attributes_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "MOST_WITHOUT", 2)
+    made = []
+    for number in range(8):
+        fn = Scaled(torch.tensor(float(number)))
+        made.append(weakref.ref(fn))
+        for _ in range(2):
+            assert weft.batched(fn)(torch.ones(2, 1)).tolist() == [[number], [number]]
+    gc.collect()
+    assert not any(each() for each in made[:5])

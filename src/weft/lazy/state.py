@@ -266,6 +266,9 @@ def _call_type(key: Any) -> CallType:
 
 
 _without_dict: dict[Any, State] = {}
+_lock = lock()
+MOST_WITHOUT = 16
+"""Of so many functions without attributes the states are kept, and with them what they hold."""
 
 
 def state_of(fn: Any, is_own: bool = False) -> State:
@@ -309,13 +312,7 @@ def _module_of(fn: FunctionType) -> nn.Module | None:
 def _in(holder: Any, name: Hashable, fn: Any, new: Callable[[Any], State]) -> State:
     attributes = getattr(holder, "__dict__", None)
     if not isinstance(attributes, dict):
-        try:
-            one = _without_dict.setdefault((holder, name), State(fn))
-        except TypeError:
-            return State(fn)
-        if one.is_full():
-            one = _without_dict[holder, name] = one.followed()
-        return one
+        return _without(holder, name, fn)
     kept = _kept_in(attributes, holder)
     found: State | None = kept.get(name)
     if found is None or not found.roots:
@@ -323,6 +320,20 @@ def _in(holder: Any, name: Hashable, fn: Any, new: Callable[[Any], State]) -> St
     elif found.is_full():
         found = kept[name] = found.followed()
     return found
+
+
+def _without(holder: Any, name: Hashable, fn: Any) -> State:
+    """The state of something that has no attributes to keep it in: those that were used last are kept here."""
+    with _lock:
+        try:
+            found = _without_dict.pop((holder, name), None)
+        except TypeError:
+            return State(fn)
+        found = State(fn) if found is None else found.followed() if found.is_full() else found
+        _without_dict[holder, name] = found
+        if len(_without_dict) > MOST_WITHOUT:
+            del _without_dict[next(iter(_without_dict))]
+        return found
 
 
 def _kept_in(attributes: dict[str, Any], holder: Any) -> _Kept:
