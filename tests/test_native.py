@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -125,6 +129,45 @@ def test_rows_are_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_equivalent(model, graph, torch.randn(graph.num_vertices, 5, dtype=torch.float64), policies=["auto"])
     finally:
         torch.set_num_threads(threads)
+
+
+LATE = """
+import concurrent.futures.thread, threading, time, torch
+from weft.run.cpu import parallel
+
+def work():
+    while not concurrent.futures.thread._shutdown:
+        time.sleep(0.01)
+    rows = []
+    parallel.over_rows(lambda first, last: rows.extend(range(first, last)), numbers=1)(parallel.WORTH * 3)
+    print(sorted(rows) == list(range(parallel.WORTH * 3)))
+
+torch.set_num_threads(2)
+threading.Thread(target=work).start()
+"""
+
+
+def test_a_thread_goes_on_after_the_main_one_has_ended() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", LATE], env=environment, capture_output=True, text=True)
+    assert found.stdout == "True\n", found.stderr
+
+
+def test_an_interrupt_waits_for_the_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write into memory that is freed after it."""
+    monkeypatch.setattr(parallel, "WORTH", 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    done: list[int] = []
+
+    def kernel(first: int, last: int) -> None:
+        if not first:
+            raise KeyboardInterrupt
+        time.sleep(0.1)
+        done.append(first)
+
+    with pytest.raises(KeyboardInterrupt):
+        parallel.over_rows(kernel, numbers=1)(10)
+    assert done == [5]
 
 
 def test_inputs_of_any_layout_are_read_right() -> None:

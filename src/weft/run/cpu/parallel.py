@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -35,7 +35,44 @@ def _shared(kernel: Callable[..., Any], n: int, enough: int, pointers: tuple[int
     if threads not in _pools:
         _pools[threads] = ThreadPoolExecutor(threads - 1, "weft")
     share = -(-n // threads)
-    others = [_pools[threads].submit(kernel, first, min(first + share, n), *pointers) for first in range(share, n, share)]
-    kernel(0, share, *pointers)
+    others: list[Future[None]] = []
+    try:
+        last = _hand_out(_pools[threads], kernel, range(share, n, share), n, pointers, others)
+        kernel(0, last, *pointers)
+    finally:
+        _finish(others)
+
+
+def _hand_out(
+    pool: ThreadPoolExecutor,
+    kernel: Callable[..., Any],
+    starts: range,
+    n: int,
+    pointers: tuple[int, ...],
+    others: list[Future[None]],
+) -> int:
+    """Give other threads what begins at these rows, from the last on; how many rows are left."""
+    for first in reversed(starts):
+        try:
+            others.append(pool.submit(kernel, first, n, *pointers))
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            break  # the main thread has ended: no others begin any more
+        n = first
+    return n
+
+
+def _finish(others: Sequence[Future[None]]) -> None:
+    """Wait, whatever comes in between: what they write into must not go away before."""
+    error: BaseException | None = None
+    for other in others:
+        while not other.done():
+            try:
+                wait([other])
+            except BaseException as interrupt:
+                error = interrupt
+    if error is not None:
+        raise error
     for other in others:
         other.result()
