@@ -135,3 +135,24 @@ def test_nothing_is_computed_on_meta(options: Any) -> None:
     with pytest.raises(weft.TraceError) as error:
         net(batch)
     assert str(error.value) == "the model is on meta" + hint
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+def test_nothing_is_computed_on_meta_by_graphs_and_blocks(backend: str) -> None:
+    class Leaves(weft.VertexFunction):
+        def forward(self, v: Any) -> None:
+            v.scatter(h=v.pull())
+
+    block = wb.Map(wb.Vector(2) >> nn.Linear(2, 3, device="meta")) >> wb.Sum()
+    hint = (
+        ": tensors on meta hold no numbers to compute with; make them where the batch is to be computed, those of a module "
+        "with module.to_empty(device=...)"
+    )
+    with pytest.raises(weft.TraceError) as error:
+        Leaves({"h": 3})(weft.Graph([[], []]), torch.zeros(2, 3, device="meta"), backend=backend)
+    assert str(error.value) == "Leaves: the call is on meta" + hint
+    for call in (lambda: wb.compile(block, backend=backend)([[[1, 2]]]), lambda: block([[1, 2]])):
+        with pytest.raises(weft.TraceError) as error:
+            call()
+        path = "Pipe[0]/Map[0]/Pipe[1]/<wb.Function Linear(in_features=2, out_features=3, bias=True)>"
+        assert str(error.value) == f"{path}: weight is on meta" + hint

@@ -22,6 +22,7 @@ from weft.api.repeat import MOST_ALIKE, MOST_LOOKS, Repeat, is_distributed, look
 from weft.api.structure import INIT, Seen, plan_tree, round_program, tree_program
 from weft.errors import StructureError, TraceError, WeftError
 from weft.graph.cell import Sample, undrawn
+from weft.graph.placed import without_numbers
 from weft.graph.plain import Unforeseen
 from weft.graph.ports import ports_of
 from weft.graph.program import Ints, NodeType, Program
@@ -125,6 +126,8 @@ class VertexCall(CallCells):
         return int(np.searchsorted(self.graph.part_offsets, vertex, side="right")) - 1
 
     def run(self) -> Any:
+        if self.device.type == "meta":
+            raise without_numbers(f"{self.name}: the call is on meta")
         if self.options.backend == "reference":
             return self._run_reference()
         check.no_transforms(self.name, self.model, chain(self.x_leaves, self.edge_leaves, (self.init or {}).values()))

@@ -27,6 +27,7 @@ from weft.blocks.types import (
 )
 from weft.errors import TypeMismatch, warn
 from weft.graph.calls import Library
+from weft.graph.placed import without_numbers
 
 RECORDING = "<recording of "
 """How the names begin under which the code of blocks is compiled."""
@@ -297,6 +298,8 @@ def surroundings(code: Code) -> tuple[str, Hashable]:
         raise TypeMismatch(f"all parameters must be on one device: {first} is on {one}, {second} is on {two}")
     device = next(iter(devices), "cpu")
     kind = device.split(":")[0]
+    if kind == "meta":
+        raise without_numbers(f"{devices[device]} is on meta")
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return device, (cast, tuple(modes))
 

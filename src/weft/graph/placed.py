@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.errors import TraceError
+
 _ANYWHERE = nullcontext()
 _C: Any = torch._C
 
@@ -21,6 +23,14 @@ def placed(device: torch.device | str) -> AbstractContextManager[Any]:
     tensor([0., 0.])
     """
     return torch.device(device) if _C._len_torch_function_stack() else _ANYWHERE
+
+
+def without_numbers(places: str) -> TraceError:
+    """What is raised where tensors are on meta; `places` says which."""
+    return TraceError(
+        f"{places}: tensors on meta hold no numbers to compute with; make them where the batch is to be computed, those of a "
+        "module with module.to_empty(device=...)"
+    )
 
 
 @functools.cache

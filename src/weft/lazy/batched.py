@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.data.batch import Batch
 from weft.errors import TraceError, TypeMismatch
+from weft.graph.placed import without_numbers
 from weft.graph.program import Ints
 from weft.graph.recording import References
 from weft.graph.transforms import is_transformed
@@ -291,7 +292,4 @@ def _devices(fn: Any, items: Sequence[Argument]) -> Iterator[tuple[str, str]]:
 
 def _without_numbers(fn: Any, items: Sequence[Argument]) -> TraceError:
     places = " and ".join(f"{who} is on {device}" for who, device in _devices(fn, items))
-    return TraceError(
-        f"{places}: tensors on meta hold no numbers to compute with; make them where the batch is to be computed, those of a "
-        "module with module.to_empty(device=...)"
-    )
+    return without_numbers(places)
