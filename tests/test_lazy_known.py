@@ -90,6 +90,16 @@ def test_a_function_that_is_made_anew_is_known(looks: list[Op], monkeypatch: pyt
     assert torch.allclose(_scaled(layer, 3.0)(inputs()), layer(inputs()) * 15)
 
 
+def test_a_function_that_is_made_anew_with_another_number_is_known_soon(looks: list[Op]) -> None:
+    """As with a temperature that goes down from step to step."""
+    layer = nn.Linear(3, 3).double()
+    for step in range(12):
+        if step == 6:
+            looks.clear()
+        assert torch.allclose(_scaled(layer, 3.5 + step)(inputs()), layer(inputs()) * (3.5 + step) * FACTOR)
+    assert not looks
+
+
 def test_variables_that_are_bound_anew_are_seen(looks: list[Op]) -> None:
     layer = nn.Linear(3, 3).double()
 
@@ -130,7 +140,7 @@ def test_recordings_of_examples_belong_to_one_function(monkeypatch: pytest.Monke
 def test_what_is_known_of_them_is_bounded_and_goes_with_the_module() -> None:
     layer = nn.Linear(3, 3).double()
     for scale in range(20):
-        _scaled(layer, float(scale))(inputs(1))
+        _scaled(layer, scale)(inputs(1))
     states = list(layer.__dict__["_weft_recorded"].values())
     assert len(states) == MOST_ALIKE
     alive = weakref.ref(layer)

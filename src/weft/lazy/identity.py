@@ -21,17 +21,21 @@ _HELD = (nn.Module, nn.Parameter, type, BuiltinFunctionType)
 """What is the same if it is the same object; the recording holds it."""
 
 
-def identity(fn: Any, within: tuple[Any, ...] = ()) -> Any:
-    """What equals for functions that do the same; the function itself where only it does. `within`: who closes over it."""
+def identity(fn: Any, within: tuple[Any, ...] = (), numbers: bool = True) -> Any:
+    """What equals for functions that do the same; the function itself where only it does. `within`: who closes over it.
+
+    Without `numbers` functions are the same that differ only in which numbers with a fraction they close over.
+    """
     if isinstance(fn, MethodType):
-        return (MethodType, id(fn.__self__), identity(fn.__func__, within)) if isinstance(fn.__self__, nn.Module) else fn
+        held = isinstance(fn.__self__, nn.Module)
+        return (MethodType, id(fn.__self__), identity(fn.__func__, within, numbers)) if held else fn
     if not isinstance(fn, FunctionType) or fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__.keys() - _OURS:
         return fn
     if fn.__closure__ is None:
         return (FunctionType, id(fn.__code__), id(fn.__globals__))
     key: list[Any] = [FunctionType, id(fn.__code__), id(fn.__globals__)]
     for cell in fn.__closure__:
-        part = _part(cell, (*within, fn))
+        part = _part(cell, (*within, fn), numbers)
         if part is None:
             return fn
         key.append(part)
@@ -41,19 +45,21 @@ def identity(fn: Any, within: tuple[Any, ...] = ()) -> Any:
 _OURS = {"__wrapped__", "_weft_recorded"}
 
 
-def _part(cell: CellType, within: tuple[Any, ...]) -> Any:
+def _part(cell: CellType, within: tuple[Any, ...], numbers: bool) -> Any:
     """A variable of a closure, as a key; None where it cannot be one."""
     try:
         found = cell.cell_contents
     except ValueError:
         return None
     cls = found.__class__
+    if cls is float and not numbers:
+        return float
     if cls in _PLAIN or cls is float:
         return (cls, found if cls is not float or (found == found and found != 0) else repr(found))
     if isinstance(found, Value):
         return Value
     if isinstance(found, FunctionType | MethodType):
-        inner = found if found in within else identity(found, within)  # what calls itself is itself alone
+        inner = found if found in within else identity(found, within, numbers)  # what calls itself is itself alone
         return None if inner is found else inner
     return (cls, id(found)) if isinstance(found, _HELD) else None
 

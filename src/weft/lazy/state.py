@@ -285,7 +285,7 @@ def state_of(fn: Any, is_own: bool = False) -> State:
 
 def _state_of_alike(fn: FunctionType) -> State:
     """The state of functions like this one, if there is a module to keep it."""
-    key = identity(fn)
+    key = identity(fn, numbers=False)  # every call reads them anew
     module = None if key is fn else _module_of(fn)
     if module is None:
         return State(fn)
