@@ -20,7 +20,7 @@ from weft.lazy.identity import Frozen, closed_over, frozen, identity
 from weft.lazy.ops import RENORMALISES
 from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.recurrent import is_recurrent, recurrent
-from weft.lazy.stacks import Stacked
+from weft.lazy.stacks import is_long
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, STEP, Value
@@ -90,8 +90,8 @@ def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: 
             tape.others[module] = True
         return _call(module, *args, **kwargs)
     tape.ones[module] = True
-    if len(args) == 1 and not kwargs and isinstance(args[0], Stacked) and args[0].ndim > 1 and _is_by_row(module):
-        return args[0]._each(module)
+    if len(args) == 1 and not kwargs and is_long(args[0]) and args[0].ndim > 1 and _is_by_row(module):
+        return args[0].mapped(module)
     return record_owned(tape, module, args, kwargs, frame, module)
 
 

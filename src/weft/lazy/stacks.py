@@ -20,10 +20,10 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.lazy.calls import record
 from weft.lazy.kinds import kind_of
-from weft.lazy.quick import Quick, known, quick_call
+from weft.lazy.quick import Quick, known
 from weft.lazy.reduce import reduce_values
 from weft.lazy.tape import Tape
-from weft.lazy.value import ARITHMETIC, COMPARISONS, Value
+from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value
 from weft.run.young import FEW
 
 
@@ -95,11 +95,17 @@ class Stacked(Value):
             return Stacked(self._tape, self.parts[index], copies=False)
         rest = index[1:] if isinstance(index, tuple) else ()
         if rest and index[0] in (slice(None), ...) and (index[0] != ... or rest == (None,)):
-            return self._each(lambda part: part[(..., *rest) if index[0] is ... else rest])
+            return self.mapped(lambda part: part[(..., *rest) if index[0] is ... else rest])
         return self._plain()[index]
 
-    def _each(self, fn: Callable[[Any], Any]) -> Any:
+    def mapped(self, fn: Callable[[Any], Any]) -> Any:
+        """The stack of what any function gives for every row."""
         return stacked(self._tape, [fn(part) for part in self.parts], fresh=True)
+
+    def _each(self, func: Any, *rest: Any, before: tuple[Any, ...] = (), **more: Any) -> Any:
+        """The same for a function that is recorded."""
+        columns = [[one] * len(self.parts) for one in before], [[one] * len(self.parts) for one in rest]
+        return stacked(self._tape, func.each([*columns[0], self.parts, *columns[1]], **more), fresh=True)
 
     def _reduced(self, how: str) -> Any:
         return reduce_values(self._tape, how, self.parts, _getframe(2))
@@ -230,31 +236,47 @@ def reduced(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 class _Recorder:
-    """A function as one that records its calls at one place; of a call like the one before only the values are looked at."""
+    """A function as one that records its calls at one place."""
 
-    __slots__ = ("before", "frame", "func", "quick", "tape")
+    __slots__ = ("frame", "func", "tape")
 
     def __init__(self, tape: Tape, func: Any, frame: FrameType) -> None:
         self.tape, self.func, self.frame = tape, func, frame
-        self.quick: Quick | None = None
-        self.before: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        quick, refs = self.quick, list[int]()
-        if quick is not None and not kwargs and len(args) == len(self.before):
-            for item, before in zip(args, self.before, strict=True):
-                if item.__class__ is Value and before.__class__ is Value and item._kind is before._kind:
-                    refs.append(item._ref)
-                elif item is not before:
-                    break
-            else:
-                return quick_call(self.tape, quick, refs, ())
-        found = record(self.tape, self.func, args, kwargs, self.frame)
+        return record(self.tape, self.func, args, kwargs, self.frame)
+
+    def each(self, columns: Sequence[Sequence[Any]], **kwargs: Any) -> list[Any]:
+        """What the calls with the first of each column, with the second of each, and so on give.
+
+        If they are like the first, they are written down all at once: the same call, with references of other values.
+        """
+        found = [self(*[column[0] for column in columns], **kwargs)]
+        many = len(columns[0]) - 1
+        quick = self._quick(columns, kwargs) if many else None
+        if quick is None or quick.single is None:
+            return found + [self(*row, **kwargs) for row in zip(*[column[1:] for column in columns], strict=True)]
+        tape, kind = self.tape, quick.single
+        values = [column[1:] for column in columns if column[0].__class__ is Value]
+        first, make = tape.next, tape.make
+        tape.next = first + STEP * many
+        tape.type += [quick.number] * many
+        tape.arguments += [value._ref for row in zip(*values, strict=True) for value in row]
+        return found + [make(tape, ref, kind) for ref in range(first, tape.next, STEP)]
+
+    def _quick(self, columns: Sequence[Sequence[Any]], kwargs: dict[str, Any]) -> Quick | None:
+        """The entry of the calls, if all are alike and can go the short way."""
+        for column in columns:
+            head, cls = column[0], column[0].__class__
+            if cls is Value:
+                kind, tape = head._kind, self.tape
+                if any(one.__class__ is not Value or one._kind is not kind or one._tape is not tape for one in column):
+                    return None
+            elif cls is list or cls is tuple or any(one is not head for one in column):
+                return None
         feeds: list[Any] = []
-        self.quick, self.before = known(self.tape, self.func, args, self.frame, [], feeds), args
-        if kwargs or feeds:
-            self.quick = None
-        return found
+        found = None if kwargs else known(self.tape, self.func, [column[0] for column in columns], self.frame, [], feeds)
+        return None if feeds else found
 
 
 def _is_first(x: Any, dim: Any) -> bool:
@@ -271,27 +293,27 @@ def _reduction(how: str) -> Callable[..., Any]:
     return rule
 
 
-def _is_long(x: Any) -> bool:
+def is_long(x: Any) -> bool:
     """Whether it is a stack of more than a few rows."""
     return isinstance(x, Stacked) and len(x.parts) > FEW
 
 
 def _softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
-    if not _is_long(x) or not _is_first(x, dim) or more or any(item is not None for item in rest):
+    if not is_long(x) or not _is_first(x, dim) or more or any(item is not None for item in rest):
         return NotImplemented
     with_powers = _powers(x)
     return with_powers / with_powers._reduced("sum")
 
 
 def _log_softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
-    if not _is_long(x) or not _is_first(x, dim) or more or any(item is not None for item in rest):
+    if not is_long(x) or not _is_first(x, dim) or more or any(item is not None for item in rest):
         return NotImplemented
     lower = x - x._reduced("max").detach()
     return lower - lower.exp()._reduced("sum").log()
 
 
 def _logsumexp(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:
-    if not _is_long(x) or not _is_first(x, dim) or more or any(rest):
+    if not is_long(x) or not _is_first(x, dim) or more or any(rest):
         return NotImplemented
     top = x._reduced("max").detach()
     top = top.masked_fill(top.abs() == math.inf, 0.0)
@@ -304,21 +326,21 @@ def _powers(x: Stacked) -> Any:
 
 
 def _pointwise(func: Any, x: Any, *rest: Any, **more: Any) -> Any:
-    if not _is_long(x) or any(isinstance(item, Value | Tensor) for item in (*rest, *more.values())):
+    if not is_long(x) or any(isinstance(item, Value | Tensor) for item in (*rest, *more.values())):
         return NotImplemented
-    return x._each(lambda part: func(part, *rest, **more))
+    return x._each(func, *rest, **more)
 
 
 def _binary(func: Any, x: Any, y: Any, **more: Any) -> Any:
-    if not _is_long(x) and not _is_long(y):
+    if not is_long(x) and not is_long(y):
         return NotImplemented
     if isinstance(x, Stacked) and isinstance(y, Stacked):
         if len(x.parts) == len(y.parts) and x.ndim == y.ndim:
-            return stacked(x._tape, [func(a, b, **more) for a, b in zip(x.parts, y.parts, strict=True)], fresh=True)
+            return stacked(x._tape, func.each([x.parts, y.parts], **more), fresh=True)
     elif isinstance(x, Stacked) and _fits(y, x):
-        return x._each(lambda part: func(part, y, **more))
+        return x._each(func, y, **more)
     elif isinstance(y, Stacked) and _fits(x, y):
-        return y._each(lambda part: func(x, part, **more))
+        return y._each(func, before=(x,), **more)
     return NotImplemented
 
 
@@ -327,21 +349,21 @@ def _fits(other: Any, x: Stacked) -> bool:
 
 
 def _matmul(func: Any, x: Any, y: Any) -> Any:
-    if _is_long(x):
+    if is_long(x):
         if isinstance(y, Stacked):
             if x.ndim == 1 and y.ndim == 2 and len(x.parts) == len(y.parts) and x.is_floating_point():
                 return (x.unsqueeze(-1) * y)._reduced("sum")
         elif x.ndim == 2 and isinstance(y, Value | Tensor) and y.ndim in (1, 2):
-            return x._each(lambda part: func(part, y))
+            return x._each(func, y)
     return NotImplemented
 
 
 def _unsqueeze(func: Any, x: Any, dim: Any) -> Any:
-    return x._each(lambda part: part.unsqueeze(-1)) if _is_long(x) and dim in (-1, x.ndim) else NotImplemented
+    return x._each(func, -1) if is_long(x) and dim in (-1, x.ndim) else NotImplemented
 
 
 def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    return x._each(lambda part: func(part, weight, bias)) if _is_long(x) and x.ndim > 1 else NotImplemented
+    return x._each(func, weight, bias) if is_long(x) and x.ndim > 1 else NotImplemented
 
 
 POINTWISE = (
@@ -385,7 +407,7 @@ def _reflected(name: str) -> Callable[..., Any]:
 
     def method(self: Stacked, other: Any) -> Any:
         tape, frame = self._tape, _getframe(1)
-        found = NotImplemented if tape.is_over() else rule(lambda a, b: record(tape, func, (b, a), {}, frame), other, self)
+        found = NotImplemented if tape.is_over() else rule(_Recorder(tape, func, frame), self, other)
         return record(tape, func, (self, other), {}, frame) if found is NotImplemented else found
 
     return method
@@ -397,7 +419,7 @@ def _install() -> None:
             setattr(Stacked, name, _method(name, getattr(Tensor, name)))
     for name in (*COMPARISONS, *ARITHMETIC[:8]):
         setattr(Stacked, f"__{name}__", _method(f"__{name}__", getattr(Tensor, f"__{name}__")))
-    for name in ("add", "sub", "mul", "truediv", "matmul"):
+    for name in ("add", "sub", "mul", "truediv"):
         setattr(Stacked, f"__r{name}__", _reflected(name))
     for name in ("neg", "abs"):
         setattr(Stacked, f"__{name}__", _method(f"__{name}__", getattr(Tensor, f"__{name}__")))
