@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, MultivariateNormal, Normal
 
 import weft
 from lazy_parts import assert_equals_loop
@@ -83,3 +83,18 @@ def test_distributions_of_tensors_check_as_ever(monkeypatch: pytest.MonkeyPatch)
         weft.batched(fn)(X)
     with pytest.raises(ValueError, match="Expected parameter scale"):
         Normal(torch.tensor([1.0]), torch.tensor([-1.0]))
+
+
+def test_a_matrix_is_not_asked_whether_it_is_symmetric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+    model = Policy()
+
+    def fn(x: Tensor) -> Any:
+        h, eye = model.step(x), torch.eye(3, dtype=torch.float64)
+        return MultivariateNormal(h, torch.outer(h, h) + eye).log_prob(x), MultivariateNormal(h, eye).log_prob(x)
+
+    assert_equals_loop(fn, X[:4])
+    kept = weft.batched(fn, cache=lambda x: tuple(x.tolist()))(X[:4])  # where asking raises
+    assert all(torch.allclose(found[at], fn(X[at])[which]) for which, found in enumerate(kept) for at in range(4))
+    with pytest.raises(ValueError, match="Expected parameter covariance_matrix"):
+        weft.batched(lambda x: MultivariateNormal(model.step(x), torch.tensor([[1.0, 2.0], [3.0, 4.0]])).log_prob(x))(X)

@@ -334,3 +334,31 @@ def numbers_of_its_own(words: list[int]) -> Any:
 def test_models_equal_their_loop(fn: Callable[..., Any]) -> None:
     assert_equals_loop(weft.batched(fn, stack=False), SENTENCES)
     assert len(weft.batched(fn, stack=False)(SENTENCES[::-1])) == len(SENTENCES)
+
+
+class Transformers(nn.Module):
+    """Stacks of layers, which look at their masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
+        self.places = nn.Embedding(WORDS, DIM, dtype=torch.float64)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(DIM, 2, 8, **options), 2)
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(DIM, 2, 8, **options), 2)
+
+    def forward(self, words: list[int]) -> Any:
+        x, size = self.places(torch.tensor(words))[None], len(words)
+        later = torch.ones(size, size, dtype=torch.bool).triu(1)
+        causal = nn.Transformer.generate_square_subsequent_mask(size, dtype=torch.float64)
+        near = (torch.arange(size)[:, None] - torch.arange(size)).abs() < 2
+        h = self.encoder(x, mask=causal) + self.encoder(x, mask=later) + self.encoder(x, mask=~near)
+        return self.decoder(x, h, tgt_mask=causal, memory_mask=later).sum(1), self.encoder(x, mask=later, is_causal=True).sum(1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_masks_of_transformers_are_not_looked_at(training: bool) -> None:
+    model = Transformers().train(training)
+    assert_equals_loop(model, SENTENCES)
+    for found, words in zip(weft.batched(model, cache=tuple, stack=False)(SENTENCES), SENTENCES, strict=True):
+        assert all(torch.allclose(one, other) for one, other in zip(found, model(words), strict=True))

@@ -3,8 +3,9 @@
 What `nn.Module.__call__` calls, and `torch.tensor`, which are recorded as one call and as a constant (`__call__` itself stays:
 another one would be written into every class of modules there is); `torch.autograd.Function.apply`, which would silently lose
 its backward on values; `torch.autocast` and `torch.inference_mode`, whose state decides what a call means;
-`torch.distributions`, which looks at the numbers that it is given, and insists on tensors; and the helper by which functions of
-`torch.nn.functional` find our mode, which takes longer than to record a call.
+`torch.distributions`, which looks at the numbers that it is given, and insists on tensors; `nn.TransformerEncoder` and
+`nn.TransformerDecoder`, which do the same with a mask; and the helper by which functions of `torch.nn.functional` find our
+mode, which takes longer than to record a call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Distribution, constraints
 from torch.distributions.dirichlet import _Dirichlet
 from torch.distributions.utils import lazy_property
 from torch.overrides import handle_torch_function
@@ -149,6 +150,18 @@ def _checked_sample(self: Distribution, value: Any) -> None:
         _validated(self, value)
 
 
+_is_symmetric: Any = constraints._Symmetric.check
+
+
+def _checked_symmetric(self: Any, value: Any) -> Any:
+    """The one check that asks for numbers on its way, in tensors that it makes itself."""
+    tape = active.tape
+    if tape is None or tape.paused:
+        return _is_symmetric(self, value)
+    with tape.pause():
+        return torch.ones(value.shape[:-2]).bool() if isinstance(value, Value) else _is_symmetric(self, value)
+
+
 _lazy = lazy_property.__get__
 
 
@@ -160,6 +173,21 @@ def _lazily(self: Any, instance: Any, owner: Any = None) -> Any:
     found = self.wrapped(instance)
     setattr(instance, self.wrapped.__name__, found)
     return found
+
+
+_dtype_of_mask, _is_causal = torch.nn.functional._none_or_dtype, torch.nn.modules.transformer._detect_is_causal_mask
+
+
+def _dtype_of_value(mask: Any) -> Any:
+    return mask.dtype if isinstance(mask, Value) else _dtype_of_mask(mask)
+
+
+def _told_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """A stack of layers looks whether its mask is the causal one, to take a faster kernel; one that is not known is applied."""
+    tape = active.tape
+    if tape is not None and not tape.paused and (isinstance(mask, Value) or tape.keeper):
+        return is_causal is True
+    return _is_causal(mask, is_causal, size)
 
 
 _swapped = torch.nn.utils.stateless._reparametrize_module
@@ -208,9 +236,12 @@ PATCHES: list[tuple[Any, str, Any, Any]] = [
     (torch.autocast, "__exit__", _exit, _exited),
     (torch.inference_mode, "__enter__", _inference[0], _inference_entered),
     (torch.inference_mode, "__exit__", _inference[1], _inference_exited),
+    (torch.nn.functional, "_none_or_dtype", _dtype_of_mask, _dtype_of_value),
+    (torch.nn.modules.transformer, "_detect_is_causal_mask", _is_causal, _told_causal),
     (torch.nn.utils.stateless, "_reparametrize_module", _swapped, _not_swapped),
     (torch._dynamo.eval_frame, "_callback_from_stance", _callback, _not_compiled),
     (Distribution, "_validate_sample", _validated, _checked_sample),
+    (constraints._Symmetric, "check", _is_symmetric, _checked_symmetric),
     (lazy_property, "__get__", _lazy, _lazily),
 ]
 """Where, under what name, what was there, and what is there while some thread records."""
