@@ -61,6 +61,72 @@ def test_many_numbers_are_one_kind_of_call(name: str) -> None:
         torch.set_default_dtype(with_default)
 
 
+INDICES: dict[str, Callable[[Any, Any, int], Any]] = {
+    "a row of the model": lambda model, h, i: model.rows[i],
+    "from the end": lambda model, h, i: model.rows[-1 - i],
+    "a number of the model": lambda model, h, i: model.table[i % 3, i, 1] + model.rows[i, 0],
+    "a column": lambda model, h, i: model.table[:, i],
+    "behind whole dimensions": lambda model, h, i: model.table[:, :, i % 3].sum(1) + model.table[1, i, :],
+    "an index that is a tensor": lambda model, h, i: model.rows[torch.tensor(i)] + model.table[1, torch.tensor(i)],
+    "an index that is computed": lambda model, h, i: model.table[h.argmax(), i] + model.rows[h.argmax() + i % 2, 1],
+    "a number of a Value": lambda model, h, i: torch.outer(h, model.rows.sum(1))[i % 3, i],
+    "a column of a Value": lambda model, h, i: torch.outer(h, model.rows.sum(1))[:, i],
+    "one that is written into": lambda model, h, i: _written(torch.outer(h, model.rows.sum(1)), h, i),
+}
+
+
+def _written(m: Any, h: Any, i: int) -> Any:
+    column, number = m[:, i], m.t()[i, 1]
+    column.mul_(2.0)
+    number.add_(h[1])
+    return m.sum() + column
+
+
+class Indexed(nn.Module):
+    def __init__(self, call: Callable[[Any, Any, int], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.rows, self.table = nn.Linear(3, 3), _random(EXAMPLES, 3), _random(3, EXAMPLES, 3)
+        self.call = call
+        self.double()
+
+    def forward(self, x: Tensor, index: int) -> Any:
+        return self.call(self, self.linear(x), index) * 2
+
+
+def _random(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_many_indices_are_one_kind_of_call(name: str) -> None:
+    model = Indexed(INDICES[name])
+    x, indices = torch.randn(64, 3, dtype=torch.float64), [(7 * i) % EXAMPLES for i in range(64)]
+    weft.testing.assert_equivalent(model, x, indices, policies=["auto"], backends=["auto"])
+    assert len(state_of(model).fines) < 60, "every index made a kind of call of its own"
+    loop = torch.stack([model(row, index) for row, index in zip(x, indices, strict=True)])
+    kept = weft.batched(model, cache=lambda row, index: index)
+    assert all(torch.allclose(kept(x, indices), loop) for _ in range(2))
+
+
+def test_a_row_of_the_model_cannot_be_written_into() -> None:
+    model = Indexed(lambda model, h, i: model.rows[i].add_(1.0))
+    before = model.rows.detach().clone()
+    with (
+        torch.no_grad(),
+        pytest.raises(weft.TraceError, match=r"is a view .* of a tensor of the model, which would stay unchanged"),
+    ):
+        weft.batched(model)(torch.randn(9, 3, dtype=torch.float64), list(range(9)))
+    assert torch.equal(model.rows, before)
+
+
+def test_an_index_outside_is_an_error_where_it_is_written() -> None:
+    model = Indexed(lambda model, h, i: model.table[:, i])
+    with pytest.raises(IndexError, match="index 200 is out of bounds for dimension 1 with size 200") as caught:
+        weft.batched(model)(torch.randn(9, 3, dtype=torch.float64), [*range(8), EXAMPLES])
+    assert caught.value.__notes__[0] == "in example 8"
+
+
 @pytest.mark.parametrize("number", [0.0, -0.0, math.inf, -math.inf, math.nan])
 def test_odd_numbers_are_what_they_are(number: float) -> None:
     model = Numbers(lambda h, v: h.clamp(min=v) + h * v)

@@ -28,7 +28,7 @@ from weft.graph.lowering import ChangesOutside
 from weft.graph.tracing import tracing
 from weft.lazy.kinds import Kind, kind_of
 from weft.lazy.nests import Structure, flatten
-from weft.lazy.value import LOW, picked
+from weft.lazy.value import LOW, picked, row_of_model
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,8 @@ class Op:
         self.random = False
         self.views: tuple[int, ...] = ()
         """For each output the argument that it is a view of, or -1."""
-        self.views_model = name in VIEWS and not args and any(isinstance(part, Captured) for part in template[0])
+        is_view = (name in VIEWS and not args) or func is row_of_model
+        self.views_model = is_view and any(isinstance(part, Captured) for part in template[0])
         self._found: tuple[Any, ...] | None = None
         self._row = None if row is None else tuple(tensor.detach().clone() for tensor in row)
         if like is None or not self._explore_as(like):

@@ -210,7 +210,7 @@ class Value:
             part = PARTS[0](self, index)
             if part is not None:
                 return part
-        if isinstance(index, Value) and not index._kind.shape and index._kind.dtype in _INTEGERS and self._kind.shape:
+        if isinstance(index, Value) and not index._kind.shape and index._kind.dtype in INTEGERS and self._kind.shape:
             return self._tape.record(picked, (self, index), {}, _getframe(1))
         return self._tape.record(torch.Tensor.__getitem__, (self, _as_tensors(index, self._tape.place)), {}, _getframe(1))
 
@@ -263,7 +263,7 @@ class Value:
         return torch.imag(self)  # type: ignore[arg-type]  # it is recorded
 
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _as_tensors(index: Any, place: torch.device) -> Any:
@@ -279,6 +279,12 @@ def picked(tensor: Tensor, index: Tensor) -> Tensor:
     """The row at an index that is a tensor."""
     at = torch.where(index < 0, index + tensor.shape[0], index)
     return tensor.index_select(0, at.reshape(1)).squeeze(0)
+
+
+def row_of_model(tensor: Tensor, index: Tensor) -> Tensor:
+    """The same of a tensor of the model, whose gradients come together as those of an embedding do."""
+    at = torch.where(index < 0, index + tensor.shape[0], index)
+    return torch.nn.functional.embedding(at, tensor.reshape(tensor.shape[0], -1)).reshape(tensor.shape[1:])
 
 
 GRAPH = {"names": None, "grad": None, "grad_fn": None, "is_leaf": False, "retains_grad": False, "output_nr": 0, "_version": 0}

@@ -2,7 +2,7 @@
 
 A Python number among the arguments of an operation is part of what is computed, and good to know for the engine: `x * 0.5` is
 one kind of call. But `x * len(words)` would be one kind for every length. So a place that has shown more than a few numbers has
-them fed, wherever a tensor may stand for the number.
+them fed, wherever a tensor may stand for the number: in arithmetic, and in indices such as `table[word]` and `scores[t, tag]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.lazy.constants import INT, Constant, constant
 from weft.lazy.kinds import kind_of
 from weft.lazy.tape import Tape
-from weft.lazy.value import Value, picked
+from weft.lazy.value import INTEGERS, Value, picked, row_of_model
 
 FEW = 3
 _SMALL, _LARGE = 1e-37, 1e38
@@ -56,12 +56,59 @@ def with_fed_numbers(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _indexed(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Call:
-    value, number = args
-    if number.__class__ is int and isinstance(value, Value) and value._kind.shape:
-        size = value._kind.shape[0]
-        if -size <= number < size and _varies(tape, func, value._kind, (number,), frame):
-            return picked, (value, Constant(tape, number, INT)), kwargs
-    return func, args, kwargs
+    """An index of numbers, behind whole dimensions or not: `m[i, j]` is `m[i][j]`, and `m[:, j]` a row of `m`, turned."""
+    value, index = args
+    shape = _shape(tape, value)
+    numbers, lead = _numbers(index)
+    sizes = shape[lead : lead + len(numbers)]
+    if not numbers or len(sizes) < len(numbers) or not all(map(_is_inside, numbers, sizes)):
+        return func, args, kwargs
+    kind = shape if isinstance(value, Tensor) else value._kind
+    is_known = all(each.__class__ is int for each in numbers)
+    if is_known and not _varies(tape, func, kind, (lead, *numbers), frame):
+        return func, args, kwargs
+    for number in numbers[:-1]:
+        value = tape.record(func, (_turned(tape, value, lead, frame), number), {}, frame)
+    value, number = _turned(tape, value, lead, frame), numbers[-1]
+    at = Constant(tape, number, INT) if number.__class__ is int else number
+    return row_of_model if isinstance(value, Tensor) else picked, (value, at), kwargs
+
+
+def _shape(tape: Tape, value: Any) -> tuple[int, ...]:
+    """The shape of a value or of a tensor of the model; other tensors are data, and have none here."""
+    if isinstance(value, Value):
+        return tuple(value._kind.shape)
+    is_of_model = isinstance(value, Tensor) and value.numel() > 0 and tape.state.place_of(value) is not None
+    return tuple(value.shape) if is_of_model else ()
+
+
+def _numbers(index: Any) -> tuple[tuple[Any, ...], int]:
+    """The numbers in an index that has nothing behind them, and how many whole dimensions come before."""
+    index = index if index.__class__ is tuple else (index,)
+    lead, end = 0, len(index)
+    while end and (index[end - 1] is Ellipsis or _is_whole(index[end - 1])):
+        end -= 1
+    while lead < end and _is_whole(index[lead]):
+        lead += 1
+    numbers = index[lead:end]
+    return (numbers, lead) if all(each.__class__ is int or _is_index(each) for each in numbers) else ((), 0)
+
+
+def _is_index(item: Any) -> bool:
+    return isinstance(item, Value) and not item._kind.shape and item._kind.dtype in INTEGERS
+
+
+def _is_inside(number: Any, size: int) -> bool:
+    """What is wrong with a number that is known is said at once."""
+    return number.__class__ is not int or -size <= number < size
+
+
+def _is_whole(part: Any) -> bool:
+    return part.__class__ is slice and part.start is None and part.stop is None and part.step is None
+
+
+def _turned(tape: Tape, value: Any, dim: int, frame: FrameType) -> Any:
+    return tape.record(Tensor.movedim, (value, dim, 0), {}, frame) if dim else value
 
 
 def _filled(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType, filled: Any) -> Call:
