@@ -16,6 +16,7 @@ from weft.lazy.ops import VIEWS
 from weft.lazy.stacks import Stacked, freeze_rows, settle_owner, settle_whole
 from weft.lazy.tape import Tape
 from weft.lazy.value import Value
+from weft.lazy.varying import written_at
 from weft.lazy.views import own_copy, straight_through
 
 
@@ -45,7 +46,8 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
             f"{name}: this Value is a view (an index, slice or reshape) of a tensor of the model, which would stay unchanged; "
             "use .clone() first, or collect the values in a list and use torch.stack"
         )
-    new = record(tape, _writing(func), (old, *args[1:]), kwargs, frame)
+    fed = written_at(tape, func, old, args[1], args[2], frame) if func is Tensor.__setitem__ else None
+    new = record(tape, *(fed or (_writing(func), (old, *args[1:]), kwargs)), frame)
     if isinstance(new, Tensor):  # what is written where depends on numbers: they were asked for
         new = known(tape, new)
     if new._kind is not target._kind:

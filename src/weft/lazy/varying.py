@@ -58,20 +58,56 @@ def with_fed_numbers(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[
 def _indexed(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Call:
     """An index of numbers, behind whole dimensions or not: `m[i, j]` is `m[i][j]`, and `m[:, j]` a row of `m`, turned."""
     value, index = args
-    shape = _shape(tape, value)
-    numbers, lead = _numbers(index)
-    sizes = shape[lead : lead + len(numbers)]
-    if not numbers or len(sizes) < len(numbers) or not all(map(_is_inside, numbers, sizes)):
+    found = _fed_index(tape, func, value, index, frame)
+    if found is None:
         return func, args, kwargs
-    kind = shape if isinstance(value, Tensor) else value._kind
-    is_known = all(each.__class__ is int for each in numbers)
-    if is_known and not _varies(tape, func, kind, (lead, *numbers), frame):
-        return func, args, kwargs
+    numbers, lead = found
     for number in numbers[:-1]:
         value = tape.record(func, (_turned(tape, value, lead, frame), number), {}, frame)
     value, number = _turned(tape, value, lead, frame), numbers[-1]
     at = Constant(tape, number, INT) if number.__class__ is int else number
     return row_of_model if isinstance(value, Tensor) else picked, (value, at), kwargs
+
+
+def written_at(tape: Tape, func: Any, target: Value, index: Any, new: Any, frame: FrameType) -> Call | None:
+    """`target[index] = new` as a function that is fed the index; None where it is to be part of what is computed."""
+    numbers, lead = _numbers(index)
+    is_tensor = isinstance(new, Tensor | Value)
+    if not (is_tensor or isinstance(new, bool | int | float)) or not all(number.__class__ is int for number in numbers):
+        return None
+    shape, dtype = tuple(target._kind.shape), target._kind.dtype
+    part, given = shape[:lead] + shape[lead + len(numbers) :], tuple(new.shape) if is_tensor else ()
+    if len(given) > len(part) or any(one not in (1, other) for one, other in zip(given[::-1], part[::-1], strict=False)):
+        return None
+    if _fed_index(tape, func, target, index, frame) is None:
+        return None
+    if _is_number(new) and _fits(func, (new,), dtype):
+        new = Constant(tape, float(new), kind_of((), dtype))
+    at = [Constant(tape, number % size, INT) for number, size in zip(numbers, shape[lead:], strict=False)]
+    return put_at, (target, new, lead, *at), {}
+
+
+def put_at(whole: Tensor, new: Any, lead: int, *at: Tensor) -> Tensor:
+    """A copy of the whole with new numbers in one place, or in one place of each row."""
+    chosen = torch.ones((), dtype=torch.bool, device=whole.device)
+    for dim, index in enumerate(at, lead):
+        here = torch.arange(whole.shape[dim], device=whole.device) == index
+        chosen = chosen & here.reshape(-1, *[1] * (whole.dim() - dim - 1))
+    new = new.to(whole.dtype) if isinstance(new, Tensor) else torch.full((), new, dtype=whole.dtype, device=whole.device)
+    part = new.expand(whole.shape[:lead] + whole.shape[lead + len(at) :])
+    return torch.where(chosen, part.reshape(*whole.shape[:lead], *[1] * len(at), *part.shape[lead:]), whole)
+
+
+def _fed_index(tape: Tape, func: Any, value: Any, index: Any, frame: FrameType) -> tuple[tuple[Any, ...], int] | None:
+    """The numbers in an index, and the dimensions before them, if they are to be fed."""
+    shape = _shape(tape, value)
+    numbers, lead = _numbers(index)
+    sizes = shape[lead : lead + len(numbers)]
+    if not numbers or len(sizes) < len(numbers) or not all(map(_is_inside, numbers, sizes)):
+        return None
+    kind = shape if isinstance(value, Tensor) else value._kind
+    is_known = all(each.__class__ is int for each in numbers)
+    return (numbers, lead) if not is_known or _varies(tape, func, kind, (lead, *numbers), frame) else None
 
 
 def _shape(tape: Tape, value: Any) -> tuple[int, ...]:
