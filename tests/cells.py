@@ -17,7 +17,7 @@ Kind = type[weft.VertexFunction]
 KINDS: dict[str, Kind] = {}
 """By name, in the order in which they are listed in this file."""
 
-UNTRACEABLE = ("batch norm", "control flow on values")
+UNTRACEABLE = ("control flow on values",)
 """These read other rows, or the values of tensors: no fixed graph computes them."""
 
 
@@ -261,7 +261,7 @@ class Complex(Recurrent):
 @kind("batch norm")
 class BatchNorm(Recurrent):
     def make(self) -> None:
-        self.norm = nn.BatchNorm1d(DIM)
+        self.norm = nn.BatchNorm1d(DIM).eval()
 
     def step(self, x: Tensor, h: Tensor, word: Tensor) -> Tensor:
         return self.norm(self.mixed(x, h)[None])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging.handlers
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -334,6 +335,39 @@ def numbers_of_its_own(words: list[int]) -> Any:
 def test_models_equal_their_loop(fn: Callable[..., Any]) -> None:
     assert_equals_loop(weft.batched(fn, stack=False), SENTENCES)
     assert len(weft.batched(fn, stack=False)(SENTENCES[::-1])) == len(SENTENCES)
+
+
+class Normalised(nn.Module):
+    """Layers that scale by statistics that are kept, as in a network that is no longer trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.conv = nn.Linear(DIM, DIM), nn.Conv2d(1, 3, 3, padding=1)
+        self.rows, self.images, self.plain = nn.BatchNorm1d(DIM), nn.BatchNorm2d(3), nn.BatchNorm1d(DIM, affine=False)
+        for norm in (self.rows, self.images, self.plain):
+            norm.running_mean, norm.running_var = torch.randn(norm.num_features), torch.rand(norm.num_features) + 0.5
+        self.double()
+
+    def forward(self, words: list[int]) -> Any:
+        h = self.linear(torch.stack([word(number).detach() for number in words]))
+        return self.rows(h).sum(0), self.images(self.conv(h[None, None])).sum((0, 2)), self.plain(h.t()[None]).sum(-1)
+
+
+def test_kept_statistics_are_batched_without_a_warning() -> None:
+    assert_equals_loop(Normalised().eval(), SENTENCES)
+
+
+@pytest.mark.filterwarnings("ignore::weft.FallbackWarning", "ignore:Initializing zero-element tensors")
+def test_torch_logs_nothing_about_what_cannot_be_traced() -> None:
+    log, told = logging.getLogger("torch._subclasses.fake_tensor"), logging.handlers.BufferingHandler(1000)
+    log.addHandler(told)
+    try:
+        loss = nn.AdaptiveLogSoftmaxWithLoss(DIM, 20, [4, 10], dtype=torch.float64)
+        weft.batched(lambda x: loss(x, torch.tensor([1, 5, 11, 2, 19])).loss)(torch.randn(5, 5, DIM, dtype=torch.float64))
+    finally:
+        log.removeHandler(told)
+    assert not told.buffer
 
 
 class Transformers(nn.Module):

@@ -169,7 +169,7 @@ def trace(
         signature, surroundings = _discovered(body, spec, surroundings)
         _check_dense(signature.captures)
         places = tuple(_place(surroundings, tensor) for tensor in signature.captures)
-        with undisturbed(surroundings), placed(spec.device):
+        with _quiet(), undisturbed(surroundings), placed(spec.device):
             tape = _tape(body, spec, signature)
         _check_gradients_dense(tape)
     except (WeftError, *FROM_OUTSIDE):

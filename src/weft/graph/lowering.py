@@ -190,6 +190,21 @@ def _index_add(func: Any, input: Tensor, dim: int, index: Tensor, source: Tensor
     return input.scatter_add(dim, places, source if alpha == 1 else source * alpha)
 
 
+def _batch_norm(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """By kept statistics every number is scaled by itself; batching would put all rows side by side as channels."""
+    names = "input running_mean running_var weight bias training momentum eps".split()
+    given: dict[str, Any] = {"eps": 1e-5, **dict(zip(names, args, strict=False)), **kwargs}
+    found: list[Any] = [given.get(name) for name in names[:6]]
+    input, mean, variance, weight, bias, is_training = found
+    is_uniform = len({tensor.dtype for tensor in (input, mean, variance, weight, bias) if tensor is not None}) == 1
+    if func is not torch.nn.functional.batch_norm or is_training or mean is None or variance is None or not is_uniform:
+        return func(*args, **kwargs)
+    scale = torch.rsqrt(variance + given["eps"]) * (1.0 if weight is None else weight)
+    shift = (0.0 if bias is None else bias) - mean * scale
+    shape = (-1, *[1] * (input.dim() - 2))
+    return input * scale.reshape(shape) + shift.reshape(shape)
+
+
 def _randperm(func: Any, n: int, *, dtype: torch.dtype = torch.int64, device: Any = None, **more: Any) -> Any:
     """Batching draws one permutation after the other; the order of random numbers is one, too."""
     if any(given is not None and given is not False for given in more.values()):
@@ -276,6 +291,7 @@ LOWERINGS: dict[str, Callable[..., Any]] = {
     "embedding": _embedding,
     "kl_div": _kl_div,
     "index_add": _index_add,
+    "batch_norm": _batch_norm,
     "randperm": _randperm,
     "gumbel_softmax": _gumbel_softmax,
     "one_hot": _one_hot,
