@@ -152,13 +152,14 @@ def test_keys_tell_types_and_shapes() -> None:
 
 
 def test_no_drawn_numbers_are_kept() -> None:
-    for draw in (lambda: torch.zeros_like(torch.arange(3.0)).normal_(), lambda: torch.Tensor(3).uniform_()):
+    for draw in (lambda: torch.arange(3.0).clone().normal_(), lambda: torch.Tensor(3).uniform_()):
         with pytest.raises(
             weft.TraceError, match=r"^cache=: (normal_|uniform_) draws its numbers into a real tensor, and they"
         ):
             weft.batched(lambda i, draw=draw: draw() * torch.ones(3), cache=True)([1])
-    net = weft.batched(lambda i: nn.init.normal_(torch.empty(3)), cache=True)
-    assert not torch.equal(net([1]), net([1]))
+    for make in (lambda: torch.empty(3), lambda: torch.zeros_like(torch.arange(3.0))):
+        net = weft.batched(lambda i, make=make: nn.init.normal_(make()), cache=True)
+        assert not torch.equal(net([1]), net([1]))
 
 
 class Scaled(nn.Module):
@@ -181,3 +182,31 @@ def test_buffers_are_looked_up_after_they_and_modules_were_replaced() -> None:
             model.layer = nn.Linear(3, 3)
         else:
             model.scale = torch.randn(3)
+
+
+class Held:
+    """An example that is an object of the user's own: its tensors are data, not Values."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def test_what_is_made_like_data_can_be_written_into() -> None:
+    linear = nn.Linear(3, 3).double()
+
+    def fn(held: Held) -> Any:
+        x, h = held.x, linear(held.x)
+        made = [x.new_zeros(2, 3), x.new_ones(2, 3), x.new_full((2, 3), 4.0), torch.zeros_like(x), torch.full_like(x, 2.0)]
+        for each in made:
+            each[0] = h if each.dim() > 1 else h[0]
+        copy = torch.zeros_like(x) + x
+        copy[1] = h[1]
+        places = torch.zeros_like(x, dtype=torch.int64)  # data, which can be read where a recording is kept
+        places[1] = 2
+        return (*made, copy, h[int(places[1])])
+
+    examples = [Held(x) for x in inputs()]
+    kept, plain = weft.batched(fn, cache=id), weft.batched(fn)
+    for found in (plain(examples), kept(examples), kept(examples)):
+        for at, example in enumerate(examples):
+            assert all(torch.allclose(one[at], other) for one, other in zip(found, fn(example), strict=True))

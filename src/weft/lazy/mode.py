@@ -81,7 +81,7 @@ def _only_computes(func: Any) -> bool:
     found = _COMPUTES.get(func)
     if found is None:
         name = _name(func)
-        special = func in SPECIAL or func in UNRECORDED or func in FACTORIES or func in ARRAYS
+        special = func in SPECIAL or func in UNRECORDED or func in FACTORIES or func in LIKE_DATA or func in ARRAYS
         found = _COMPUTES[func] = not (special or _writes(name) or name in RANDOM or name.endswith(DRAWING))
     return found
 
@@ -113,6 +113,8 @@ def ordinary(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return _array(tape, func, args, kwargs)
     if _tells(_name(func)):
         return func(*args, **kwargs)
+    if func in LIKE_DATA and _is_of_floats(func, args, kwargs):
+        return record(tape, func, args, kwargs, frame)
     if func in FACTORIES or _name(func) in RANDOM or (_name(func) != "__get__" and _touches_model(tape, args, kwargs)):
         return record(tape, FACTORIES.get(func, func), args, kwargs, frame)
     if tape.records_data and _is_operation(_name(func)) and _has_tensors((*args, *kwargs.values())):
@@ -153,7 +155,8 @@ def _called_with_values(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: di
         if not isinstance(args[0], Value):
             raise TraceError(
                 f"{name}: a Value cannot be written into a real tensor, which would stay unchanged; make the tensor inside the "
-                "batched function (torch.zeros, x.clone() of a Value), or collect the values in a list and use torch.stack"
+                "batched function (torch.zeros, x.clone() of a Value, torch.zeros_like(data) + data), or collect the values "
+                "in a list and use torch.stack"
             )
         return tape.record_inplace(func, args, kwargs, frame)
     if name in REFUSED:
@@ -195,6 +198,11 @@ def _is_operation(name: str) -> bool:
     if name.startswith("__"):
         return name in OPERATORS
     return not (name.startswith("_") or _tells(name) or _writes(name) or name in REFUSED or name in OTHERS)
+
+
+def _is_of_floats(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    dtype = kwargs.get("dtype") or getattr(args[0] if args else None, "dtype", None)
+    return dtype is not None and dtype.is_floating_point
 
 
 def _tells(name: str) -> bool:
@@ -239,6 +247,15 @@ FACTORIES: dict[Any, Any] = {
     torch.empty: torch.zeros,
 }
 """Tensors made of nothing: recorded, so that they can be written into; memory that is not set holds zeros."""
+
+LIKE_DATA: frozenset[Any] = frozenset(
+    (
+        *(getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "full", "empty")),
+        *(getattr(torch, f"{name}_like") for name in ("zeros", "ones", "full", "empty")),
+    )
+)
+"""The same after the model of a tensor. Of data that is not a Value (where a recording is kept, or in an object of the user's
+own) only numbers with a fraction are recorded: what is made of whole numbers and truth values is data, to be read."""
 
 ARRAYS: frozenset[Any] = frozenset((torch.Tensor.numpy, torch.Tensor.__array__))
 VIEWS: dict[Any, Any] = {
