@@ -184,6 +184,25 @@ def test_alarms_can_interrupt(make: Callable[[], Any]) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+def test_a_scope_can_be_interrupted_as_soon_as_it_has_begun() -> None:
+    """When its own code is done, but not yet what stands around it."""
+    call = scope()
+    expected = call()
+
+    def hook(frame: Any, event: str, argument: Any) -> None:
+        if event == "return" and frame.f_code.co_name == "__enter__" and frame.f_code.co_filename.endswith("scope.py"):
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    with suppress(KeyboardInterrupt):
+        sys.setprofile(hook)
+        try:
+            call()
+        finally:
+            sys.setprofile(before)
+    assert left_behind() == [] and torch.allclose(call(), expected, atol=1e-6)
+
+
 class Alarm(Exception):
     """An asynchronous exception of the user's own."""
 

@@ -48,7 +48,8 @@ class batching:
         self.tape: Tape | None = None
 
     def __enter__(self) -> batching:
-        if self.tape is not None:
+        self.begins = self.tape is None
+        if not self.begins:
             raise TraceError("this weft.batching scope is in use; make another one")
         self.outer = active.tape
         if self.outer is None:
@@ -103,6 +104,10 @@ class batching:
         finally:
             set_eval_frame(self.frames)
 
+    def _did_not_begin(self) -> None:
+        if self.begins:
+            self._abandon()
+
     def _abandon(self, *_: object) -> None:
         """Undo what is not undone yet, where the scope did not begin, or its end was interrupted."""
         if self.outer is None:
@@ -145,9 +150,10 @@ class batching:
             tape.bound(0)
 
 
-batching.__enter__ = torch.compiler.disable(  # type: ignore[method-assign]  # to torch.compile a graph break
+_enter = torch.compiler.disable(  # to torch.compile a graph break
     batching.__enter__, recursive=False, reason="weft.batching records what Python does"
 )
+batching.__enter__ = shortcut(GUARDED, None, batching._did_not_begin, _enter)  # type: ignore[method-assign]  # in C
 batching.__exit__ = shortcut(GUARDED, None, batching._abandon, batching.__exit__)  # type: ignore[method-assign]  # in C
 
 _states: dict[str, State] = {}
