@@ -8,15 +8,16 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from weft.errors import TraceError
 from weft.graph.hooks import has_backward_hooks, hooked
 from weft.lazy.blame import CELL
-from weft.lazy.calls import BY_IDENTITY, finish, is_of_many_sizes, looked_up, new_entry, realised
+from weft.lazy.calls import BY_IDENTITY, feed, finish, is_of_many_sizes, looked_up, new_entry, realised
 from weft.lazy.constants import Constant
 from weft.lazy.identity import Frozen, closed_over, frozen, identity
+from weft.lazy.kinds import kind_of
 from weft.lazy.ops import RENORMALISES
 from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.recurrent import is_recurrent, recurrent
@@ -64,6 +65,8 @@ def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
                     tape.type.append(entry[0])
                     tape.data[entry[0]].append(first._known)
                     return tape.make(tape, ref, entry[1])
+            elif cls is Tensor and not tape.has_shaped:
+                return _called_on_data(tape, self, first, frame)
         elif count == 2:
             first, second = args
             if first.__class__ is Value and second.__class__ is Value and first._tape is tape and second._tape is tape:
@@ -74,6 +77,21 @@ def recorded_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if found is not MISS:
             return found
     return called_module(tape, self, args, kwargs, _getframe(2))
+
+
+def _called_on_data(tape: Tape, module: nn.Module, tensor: Tensor, frame: FrameType) -> Any:
+    """A call with a tensor that is no value; the short way, if the module was called with one of its kind there before."""
+    with torch._C.DisableTorchFunction():  # our own mode would see every attribute that is read here
+        kind = kind_of(tensor.shape, tensor.dtype)
+        entry = tape.fast.get((module, module.training, Tensor, kind, id(frame.f_code), frame.f_lasti))
+        if entry is None or tape.state.place_of(tensor) is not None:
+            entry = None
+        else:
+            feeds: list[Any] = []
+            feed(tape, tensor, [], feeds)
+    if entry is None:
+        return called_module(tape, module, (tensor,), {}, frame)
+    return tape.make(tape, tape.emitted(entry[0], [], feeds), entry[1])
 
 
 def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -158,6 +176,9 @@ def _remember(tape: Tape, module: nn.Module, args: tuple[Any, ...], frame: Frame
             tables.fast[(module, module.training, args[0]._kind, *place)] = (entry.number, entry.single)
         elif args[0].__class__ is Constant:
             tables.fast[(module, module.training, Constant, args[0]._kind, *place)] = (entry.number, entry.single)
+        elif args[0].__class__ is Tensor and len(entry.op.feeds) == 1:
+            kind = entry.op.feeds[0]
+            tables.fast[(module, module.training, Tensor, kind, *place)] = (entry.number, entry.single)
     elif len(args) == 2 and args[0].__class__ is Value and args[1].__class__ is Value and entry.op.outs:
         tables.quick[(module, module.training, args[0]._kind, args[1]._kind, *place)] = Quick(entry, ())
 

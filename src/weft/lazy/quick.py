@@ -1,7 +1,7 @@
 """The short way to a call that was seen before: one pass over its arguments, one look-up, a few integers appended.
 
-It knows values, constants, parameters, Python numbers and strings, and lists and tuples of values; everything else, and every
-first call, goes the long way through `calls.record`, which leaves an entry here.
+It knows values, stacks of them, constants, parameters, Python numbers and strings, and lists and tuples of values; everything
+else, and every first call, goes the long way through `calls.record`, which leaves an entry here.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ def signature(tape: Tape, head: Any, args: Any, frame: FrameType, refs: list[int
             key += (slice, item.start, item.stop, item.step)
         elif isinstance(item, nn.Module):
             key += (nn.Module, id(item), item.training)
+        elif isinstance(item, Value) and (whole := item._plain()).__class__ is Value and whole._tape is tape:
+            key.append(whole._kind)
+            refs.append(whole._ref)
         else:
             return None
     return tuple(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from sys import _getframe
 from types import FrameType
 from typing import Any, NamedTuple
@@ -103,9 +104,9 @@ class Stacked(Value):
         return stacked(self._tape, [fn(part) for part in self.parts], fresh=True)
 
     def _each(self, func: Any, *rest: Any, before: tuple[Any, ...] = (), **more: Any) -> Any:
-        """The same for a function that is recorded."""
-        columns = [[one] * len(self.parts) for one in before], [[one] * len(self.parts) for one in rest]
-        return stacked(self._tape, func.each([*columns[0], self.parts, *columns[1]], **more), fresh=True)
+        """The same for a function that is recorded; what else it takes is the same for all."""
+        other = [[one._plain() if one.__class__ is Stacked else one for one in some] for some in (before, rest)]
+        return func.each(*other[0], self, *other[1], **more)
 
     def _reduced(self, how: str) -> Any:
         return reduce_values(self._tape, how, self.parts, _getframe(2))
@@ -246,37 +247,31 @@ class _Recorder:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return record(self.tape, self.func, args, kwargs, self.frame)
 
-    def each(self, columns: Sequence[Sequence[Any]], **kwargs: Any) -> list[Any]:
-        """What the calls with the first of each column, with the second of each, and so on give.
+    def each(self, *args: Any, **kwargs: Any) -> Any:
+        """The stack of what calls with one row after the other of the stacks among the arguments give.
 
         If they are like the first, they are written down all at once: the same call, with references of other values.
         """
-        found = [self(*[column[0] for column in columns], **kwargs)]
-        many = len(columns[0]) - 1
-        quick = self._quick(columns, kwargs) if many else None
+        tape, many = self.tape, next(len(one.parts) for one in args if one.__class__ is Stacked)
+        columns = [one.parts if one.__class__ is Stacked else [one] * many for one in args]
+        head = [column[0] for column in columns]
+        found = [self(*head, **kwargs)]
+        quick = None if kwargs else self._quick(head)
         if quick is None or quick.single is None:
-            return found + [self(*row, **kwargs) for row in zip(*[column[1:] for column in columns], strict=True)]
-        tape, kind = self.tape, quick.single
-        values = [column[1:] for column in columns if column[0].__class__ is Value]
-        first, make = tape.next, tape.make
-        tape.next = first + STEP * many
-        tape.type += [quick.number] * many
-        tape.arguments += [value._ref for row in zip(*values, strict=True) for value in row]
-        return found + [make(tape, ref, kind) for ref in range(first, tape.next, STEP)]
+            found += [self(*row, **kwargs) for row in zip(*[column[1:] for column in columns], strict=True)]
+            return stacked(tape, found, fresh=True)
+        values = [[value._ref for value in column[1:]] for column in columns if column[0].__class__ is Value]
+        first, make, kind = tape.next, tape.make, quick.single
+        tape.next = first + STEP * (many - 1)
+        tape.type += [quick.number] * (many - 1)
+        tape.arguments += values[0] if len(values) == 1 else chain.from_iterable(zip(*values, strict=True))
+        return Stacked(tape, found + [make(tape, ref, kind) for ref in range(first, tape.next, STEP)], fresh=True)
 
-    def _quick(self, columns: Sequence[Sequence[Any]], kwargs: dict[str, Any]) -> Quick | None:
-        """The entry of the calls, if all are alike and can go the short way."""
-        for column in columns:
-            head, cls = column[0], column[0].__class__
-            if cls is Value:
-                kind, tape = head._kind, self.tape
-                if any(one.__class__ is not Value or one._kind is not kind or one._tape is not tape for one in column):
-                    return None
-            elif cls is list or cls is tuple or any(one is not head for one in column):
-                return None
+    def _quick(self, args: list[Any]) -> Quick | None:
+        """The entry of a call, if others like it differ from it in their values alone."""
         feeds: list[Any] = []
-        found = None if kwargs else known(self.tape, self.func, [column[0] for column in columns], self.frame, [], feeds)
-        return None if feeds else found
+        found = known(self.tape, self.func, args, self.frame, [], feeds)
+        return None if feeds or any(one.__class__ is list or one.__class__ is tuple for one in args) else found
 
 
 def _is_first(x: Any, dim: Any) -> bool:
@@ -336,7 +331,7 @@ def _binary(func: Any, x: Any, y: Any, **more: Any) -> Any:
         return NotImplemented
     if isinstance(x, Stacked) and isinstance(y, Stacked):
         if len(x.parts) == len(y.parts) and x.ndim == y.ndim:
-            return stacked(x._tape, func.each([x.parts, y.parts], **more), fresh=True)
+            return func.each(x, y, **more)
     elif isinstance(x, Stacked) and _fits(y, x):
         return x._each(func, y, **more)
     elif isinstance(y, Stacked) and _fits(x, y):
