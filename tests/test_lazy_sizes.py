@@ -12,6 +12,7 @@ import weft
 import weft.lazy.ops
 import weft.run.callcells
 from weft.lazy.alone import COMPANY, FEW_ROWS
+from weft.lazy.kinds import FEW_SIZES
 from weft.run.young import FEW, OFTEN
 
 
@@ -34,7 +35,7 @@ def words(*lengths: int) -> list[Tensor]:
 def taught(model: nn.Module) -> weft.lazy.batched.Batched:
     """The model after it has seen more than a few lengths, each of them in company."""
     net = weft.batched(model)
-    net(words(*[length for length in range(2, 3 + FEW) for _ in range(COMPANY + 1)]))
+    net(words(*[length for length in range(2, 3 + FEW_SIZES) for _ in range(COMPANY + 1)]))
     return net
 
 
@@ -211,7 +212,7 @@ def test_what_draws_numbers_draws_the_same_beside_any_sizes(traced: list[str], m
 @pytest.mark.parametrize("many", [COMPANY, COMPANY + 1])
 def test_sizes_in_company_are_batched(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = recordings(monkeypatch)
-    weft.batched(Attention())(words(*[length for length in range(2, 3 + FEW) for _ in range(many)]))
+    weft.batched(Attention())(words(*[length for length in range(2, 3 + FEW_SIZES) for _ in range(many)]))
     assert seen == [many == COMPANY]
 
 
@@ -219,5 +220,5 @@ def test_large_layers_want_less_company(monkeypatch: pytest.MonkeyPatch) -> None
     seen = recordings(monkeypatch)
     for many in (1, 2):
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0).eval()
-        weft.batched(layer, stack=False)([torch.randn(length, 8) for length in range(2, 3 + FEW) for _ in range(many)])
+        weft.batched(layer, stack=False)([torch.randn(length, 8) for length in range(2, 3 + FEW_SIZES) for _ in range(many)])
     assert seen == [True, False]

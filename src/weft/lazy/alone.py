@@ -30,6 +30,7 @@ from weft.graph.uncast import stack
 from weft.lazy.chains import LOW, Flags, Layout, Longs
 from weft.lazy.division import divided_by
 from weft.lazy.flush import Flush
+from weft.lazy.kinds import FEW_SIZES
 from weft.lazy.leftover import Selection
 from weft.lazy.ops import Op
 from weft.lazy.state import State
@@ -37,7 +38,6 @@ from weft.lazy.taken import Pending, all_pending
 from weft.lazy.tape import Tape
 from weft.run.calls import Group, is_observed
 from weft.run.options import Options
-from weft.run.young import FEW
 
 FEW_ROWS = 3
 """Functions that were called with more than a few sizes are looked at, and run alone where they have no more rows."""
@@ -146,7 +146,7 @@ class _Forms:
         found: Flags = np.zeros(len(self.form), bool)
         many = max(len(self._numbers[1]), 1)
         pairs = np.unique(self.form[types] * many + self.size[types])
-        found[types] = np.bincount(pairs // many, minlength=len(self.form))[self.form[types]] > FEW
+        found[types] = np.bincount(pairs // many, minlength=len(self.form))[self.form[types]] > FEW_SIZES
         return found
 
     def are_diverse(self, calls: Pending) -> bool:

@@ -9,6 +9,9 @@ import torch
 
 from weft.graph.rows import TensorSpec
 
+FEW_SIZES = 6
+"""A function of no more sizes than that is one kind of call for each; of more it is better taken otherwise."""
+
 
 class Kind:
     """Shape and dtype of a value."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
@@ -48,8 +49,7 @@ class batching:
         self.tape: Tape | None = None
 
     def __enter__(self) -> batching:
-        self.begins = self.tape is None
-        if not self.begins:
+        if self.tape is not None:
             raise TraceError("this weft.batching scope is in use; make another one")
         self.outer = active.tape
         if self.outer is None:
@@ -68,7 +68,7 @@ class batching:
 
     def _begin(self) -> None:
         self.tape = tape = Tape(_state(self.granularity), self.granularity, self.device)
-        tape.driver, tape.records_data = self, True
+        tape.driver, tape.records_data = proxy(self), True  # which the code around the scope alone has
         tape.track()
         tape.bound(0)
         self.patches = intercepted()
@@ -104,8 +104,9 @@ class batching:
         finally:
             set_eval_frame(self.frames)
 
-    def _did_not_begin(self) -> None:
-        if self.begins:
+    def __del__(self) -> None:
+        """An interrupt may come when the scope has begun, and before the code around it knows that."""
+        if getattr(self, "tape", None) is not None:
             self._abandon()
 
     def _abandon(self, *_: object) -> None:
@@ -150,10 +151,9 @@ class batching:
             tape.bound(0)
 
 
-_enter = torch.compiler.disable(  # to torch.compile a graph break
+batching.__enter__ = torch.compiler.disable(  # type: ignore[method-assign]  # to torch.compile a graph break
     batching.__enter__, recursive=False, reason="weft.batching records what Python does"
 )
-batching.__enter__ = shortcut(GUARDED, None, batching._did_not_begin, _enter)  # type: ignore[method-assign]  # in C
 batching.__exit__ = shortcut(GUARDED, None, batching._abandon, batching.__exit__)  # type: ignore[method-assign]  # in C
 
 _states: dict[str, State] = {}

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from weft.errors import TraceError
 from weft.lazy.calls import record
-from weft.lazy.kinds import kind_of
+from weft.lazy.kinds import FEW_SIZES, kind_of
 from weft.lazy.quick import Quick, known
 from weft.lazy.reduce import reduce_values
 from weft.lazy.tape import Tape
 from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value
-from weft.run.young import FEW
 
 
 class _Rows:
@@ -289,8 +288,8 @@ def _reduction(how: str) -> Callable[..., Any]:
 
 
 def is_long(x: Any) -> bool:
-    """Whether it is a stack of more than a few rows."""
-    return isinstance(x, Stacked) and len(x.parts) > FEW
+    """Whether it is a stack of more than a few rows; where flushes are many and small, any."""
+    return isinstance(x, Stacked) and (len(x.parts) > FEW_SIZES or x._tape.values is not None)
 
 
 def _softmax(func: Any, x: Any, dim: Any = None, *rest: Any, **more: Any) -> Any:

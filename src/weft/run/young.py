@@ -17,7 +17,7 @@ from torch import nn
 
 from weft.graph.calls import CallType
 
-FEW, OFTEN = 6, 16
+FEW, OFTEN = 3, 16
 """So many sizes of one form are traced at once; further ones after so many uses."""
 
 NEW = "it is like others but for its sizes, and has not been used often yet"
