@@ -160,3 +160,48 @@ def test_parts_of_different_sizes_are_named() -> None:
     with pytest.raises(weft.StructureError) as error:
         weft.batched(lambda x: x, in_dims=({"a": 0, "b": 1},))({"a": X, "b": X})
     assert str(error.value) == "argument 0['a'] holds 4 examples, argument 0['b'] holds 3"
+
+
+class Node:
+    """Not a nest that is looked into: its tensor is data."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 2).double(), nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.register_buffer("start", X[0].clone())
+
+    def forward(self, nodes: list[Node]) -> Tensor:
+        own = [self.start, self.scale]
+        return torch.stack([self.layer(x) for x in [*[node.x for node in nodes], *own]]).sum(0)
+
+
+def test_layers_take_data_and_tensors_of_the_model_at_one_place() -> None:
+    torch.manual_seed(0)
+    model, rows = Layered(), [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(6)]
+    examples = [[Node(x) for x in rows[:1]], [Node(x) for x in rows[1:4]], [Node(x) for x in rows[4:]]]
+    net, trained = weft.batched(model), [*model.parameters(), *rows]
+    for turn in range(3):  # the first call goes the long way
+        found, expected = net(examples), torch.stack([model(example) for example in examples])
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+        gradients = [torch.autograd.grad(out.square().sum(), trained) for out in (found, expected)]
+        assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(*gradients, strict=True)), turn
+        model.start.mul_(1.5)  # type: ignore[operator]  # a buffer
+
+
+def test_data_that_is_written_into_after_a_layer_took_it_is_refused() -> None:
+    layer = nn.Linear(3, 2)
+
+    def fn(node: Node) -> Tensor:
+        found = layer(node.x)
+        node.x.add_(1)
+        return found
+
+    net = weft.batched(fn)
+    for _ in range(3):
+        with pytest.raises(weft.TraceError, match="was written into after a recorded operation had used it"):
+            net([Node(torch.zeros(3)), Node(torch.zeros(3))])
