@@ -50,10 +50,10 @@ class CellMode(TorchFunctionMode):
         if _mutates(func, name) and args and any(self._is_outside(leaf) for leaf in tree_leaves(args[0])):
             raise ChangesOutside(".data" if func == _SET_DATA else name)
         out = kwargs.get("out")
-        if any(self._is_outside(leaf) for leaf in tree_leaves(out)):
+        if out is not None and any(self._is_outside(leaf) for leaf in tree_leaves(out)):
             raise ChangesOutside(f"{name} with out=")
-        # A size is no list of numbers: Tensor.new(size) and Tensor.new(list) are two things.
-        args, kwargs = tree_map_only(Tensor, self.stand_in, (args, kwargs), is_leaf=lambda part: isinstance(part, torch.Size))
+        args = [_mapped(item, self.stand_in) for item in args]
+        kwargs = {key: _mapped(item, self.stand_in) for key, item in kwargs.items()}
         lowered = LOWERINGS.get(name)
         if lowered is not None:
             return lowered(func, *args, **kwargs)
@@ -66,6 +66,22 @@ class CellMode(TorchFunctionMode):
         """What the code would be told of one row; batched tensors know it inside."""
         inner = tensor if self.stand_in(tensor) is not tensor else _without_rows(tensor)
         return inner.requires_grad
+
+
+def _mapped(item: Any, stand_in: Callable[[Tensor], Tensor]) -> Any:
+    """The same with other tensors. What most arguments are is looked at first: this is done for every call of torch."""
+    if isinstance(item, Tensor):
+        return stand_in(item)
+    cls = item.__class__
+    if cls in _ATOMS:
+        return item
+    if cls is tuple or cls is list:
+        return cls([_mapped(part, stand_in) for part in item])
+    # A size is no list of numbers: Tensor.new(size) and Tensor.new(list) are two things.
+    return tree_map_only(Tensor, stand_in, item, is_leaf=lambda part: isinstance(part, torch.Size))
+
+
+_ATOMS = frozenset((int, float, bool, str, complex, type(None), type(...), torch.dtype, torch.device, torch.Size))
 
 
 def _without_rows(tensor: Tensor) -> Tensor:
