@@ -81,7 +81,7 @@ def tensors_of_known(nest: Any) -> Any:
 
 def part_of(value: Value, index: Any) -> Any:
     """An index or slice of a known value, which is known, too; None where the index is not a plain one."""
-    if not _is_plain(index):
+    if not is_plain(index):
         return None
     tape = value._tape
     tensor = tape.tensor(value)
@@ -102,9 +102,10 @@ def parts_of(value: Value) -> list[Any]:
     return parts
 
 
-def _is_plain(index: Any) -> bool:
+def is_plain(index: Any) -> bool:
+    """Whether an index is made of numbers and slices."""
     if isinstance(index, tuple):
-        return all(map(_is_plain, index))
+        return all(map(is_plain, index))
     if isinstance(index, slice):
         return all(part is None or part.__class__ is int for part in (index.start, index.stop, index.step))
     return index.__class__ is int or index is None or index is Ellipsis

@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.lazy.calls import record
 from weft.lazy.constants import Constant
+from weft.lazy.drafts import written
 from weft.lazy.given import known
 from weft.lazy.ops import VIEWS
 from weft.lazy.stacks import Stacked, freeze_rows, settle_owner, settle_whole
@@ -36,6 +37,10 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
         raise TraceError(f"{name}: a Value cannot change its own shape; use v = v.{name[:-1]}(...), which gives a view")
     views = tape.views
     old, root = _settled(tape, target)
+    draft = written(tape, target, args[1], args[2]) if func is Tensor.__setitem__ else None
+    if draft is not None:
+        _become(tape, target, draft)
+        return target
     settle_whole(tape, root)
     if not tape.watchful and (old._ref != root or root in views.viewed):
         tape.watch()  # before anything is recorded: references of what was left for later are others from here on

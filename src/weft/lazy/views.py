@@ -11,7 +11,7 @@ what a reference stands for now. Nothing of this happens before the first write 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from sys import _getframe
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.errors import TraceError
 from weft.graph.recording import OUTPUT_BITS
 from weft.lazy.ops import Op
-from weft.lazy.taken import Pending, segment
+from weft.lazy.taken import segment
 from weft.lazy.value import LOW, STEP, Value, picked
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class View(NamedTuple):
     rest: tuple[Any, ...]
 
 
+FACTORIES = frozenset(("zeros", "ones", "full"))
+"""Names of functions that make tensors of nothing."""
+
+
 class Views:
     """Which references are views of which, found by reading the tape where writing makes it matter."""
 
@@ -48,6 +52,10 @@ class Views:
         self.of_model: set[int] = set()
         """References that are views of a tensor of the model."""
         self.moved: dict[int, Value] = {}
+        self.made: dict[int, int] = {}
+        """References of what was made of nothing since the last flush, and how many arguments were on the tape then."""
+        self.drafts: dict[int, Any] = {}
+        """The same with numbers written into it (`lazy/drafts.py`)."""
         self.segment = self.call = self.argument = self.many = 0
         self.fed: defaultdict[int, int] = defaultdict(int)
 
@@ -60,21 +68,25 @@ class Views:
         """Read what was recorded since the last time."""
         if self.segment == len(tape.past) and self.call == len(tape.type):
             return
-        segments = [*tape.past, segment(tape)]
-        while True:
-            self._read(tape, segments[self.segment])
-            if self.segment == len(segments) - 1:
-                return
+        while self.segment < len(tape.past):
+            calls = tape.past[self.segment]
+            floor = int(calls.number[0]) << OUTPUT_BITS if len(calls.number) else 0
+            self._read(tape, floor, calls.type.tolist(), calls.arguments.tolist(), calls.further.tolist(), calls.data)
             self.segment += 1
             self.call = self.argument = self.many = 0
             self.fed.clear()
+            self.made.clear()
+        self._read(tape, tape.floor, tape.type, tape.arguments, tape.further, tape.data)
 
-    def _read(self, tape: Tape, calls: Pending) -> None:
-        floor = int(calls.number[0]) << OUTPUT_BITS if len(calls.number) else 0
-        types, arguments, further, data = calls.type.tolist(), calls.arguments.tolist(), calls.further.tolist(), calls.data
+    def _read(
+        self, tape: Tape, floor: int, types: list[int], arguments: list[int], further: list[int], data: Mapping[int, list[Any]]
+    ) -> None:
+        """Read some calls from where it was read up to; the lists are the tape's own, for every write comes here."""
         fines = tape.state.fines
         for call in range(self.call, len(types)):
             op, number = fines[types[call]], types[call]
+            if op.name in FACTORIES and not (op.args or op.feeds or op.owners) and op.setting.is_plain:
+                self.made[floor + call * STEP] = self.argument
             if op.views_model:
                 self.of_model.update(range(floor + call * STEP, floor + call * STEP + len(op.outs)))
             for output, base in enumerate(op.views):
