@@ -80,17 +80,19 @@ def test_stacks_do_what_tensors_do() -> None:
         lambda s: 3 * s,
         lambda s: 2 / s.exp(),
         lambda s: column.squeeze() - s,
-        lambda s: s.clamp(min=column, max=column + 1),
+        lambda s: s.clamp(min=column.repeat(len(s) // 3, 1), max=column.repeat(len(s) // 3, 1) + 1),
         lambda s: (s - torch.inf).logsumexp(0),
         lambda s: (s + torch.inf).logsumexp(0),
         lambda s: s.log_softmax(0),
+        lambda s: s.mv(column.squeeze()),
+        lambda s: torch.mv(s, lin.weight[0]),
     )
     xs = torch.randn(4, 3)
-    for rule in rules:
+    for rule, times in [(rule, times) for rule in rules for times in (1, 3)]:  # a few rows, and more
 
-        def f(x: Any, rule: Any = rule) -> Any:
+        def f(x: Any, rule: Any = rule, times: int = times) -> Any:
             h = lin(x)
-            return rule(torch.stack([h, h * 2, h.tanh()]))
+            return rule(torch.stack([h, h * 2, h.tanh()] * times))
 
         torch.testing.assert_close(weft.batched(f)(xs), torch.stack([f(x) for x in xs]))
 

@@ -188,6 +188,69 @@ def test_writing_equals_the_loop(fn: Callable[..., Any]) -> None:
     assert_equals_loop(fn, inputs())
 
 
+@pytest.mark.parametrize("many", [2, 9])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda stack: stack[1:],
+        lambda stack: stack[1:][:, 1:],
+        lambda stack: stack[:, 1],
+        lambda stack: stack[:, None],
+        lambda stack: stack[..., None],
+        lambda stack: stack.unsqueeze(-1),
+        lambda stack: stack[1:].view(-1),
+        lambda stack: stack[:, 1:].transpose(0, 1),
+        lambda stack: stack.detach(),
+    ],
+    ids="rows columns column middle last unsqueezed flat turned detached".split(),
+)
+def test_parts_of_a_stack_are_views_of_it(take: Callable[[Tensor], Tensor], many: int) -> None:
+    def stack_of(x: Tensor) -> Tensor:
+        return torch.stack([LINEAR(x) * (i + 1) for i in range(many)])
+
+    def into_the_stack(x: Tensor) -> Any:
+        stack = stack_of(x)
+        part = take(stack)
+        with torch.no_grad():
+            stack += 1
+            stack[1, 0] = 5.0
+        return stack * 2, part * 2
+
+    def into_the_part(x: Tensor) -> Any:
+        stack = stack_of(x)
+        part, row = take(stack), stack[-1]
+        with torch.no_grad():
+            part += 1
+            stack *= 2
+            part[0] = 5.0
+        return stack * 2, part * 2, row * 2
+
+    def into_rows_of_the_part(x: Tensor) -> Any:
+        stack = stack_of(x)
+        take(stack)[0].add_(1)
+        row = take(stack)[-1]
+        row += 1
+        return stack * 2, row * 2
+
+    assert_equals_loop(into_the_stack, inputs())
+    assert_equals_loop(into_the_part, inputs())
+    assert_equals_loop(into_rows_of_the_part, inputs())
+
+
+def test_a_view_of_a_view_that_nobody_holds_is_written_into_after_a_flush() -> None:
+    def fn(x: Tensor) -> Any:
+        h = LINEAR(x) * 1
+        part = h[None][0]
+        rest = part[1:]
+        if part.sum() > 0:
+            part *= 2
+        rest += 1
+        return h * 2, part * 2, rest * 2
+
+    for _ in range(3):  # from the second call on it is known which values are alive
+        assert_equals_loop(fn, inputs())
+
+
 def test_counting_with_numbers_asks_for_nothing() -> None:
     def fn(n: int) -> Any:
         count = torch.tensor(0)
@@ -278,6 +341,12 @@ def test_writing_that_cannot_be_followed_raises() -> None:
         h += 1
         return part * 1
 
+    def views_of_rows(x: Tensor) -> Any:
+        stack = torch.stack([LINEAR(x), x])
+        part = stack[0][1:]
+        stack += 1
+        return part * 1
+
     def shared_rows(x: Tensor) -> Any:
         h = LINEAR(x)
         part = h[0:1]
@@ -291,7 +360,7 @@ def test_writing_that_cannot_be_followed_raises() -> None:
         through_a_module: "a view of a Value (what a module or a cell gave of it) is used after the Value was "
         "written into; in PyTorch it would show the change: take the view again, or .clone() it before writing",
     }
-    cases[rows_and_views] = (
+    cases[rows_and_views] = cases[views_of_rows] = (
         "a row of a torch.stack is written into, or what was stacked is, after views of one of them were taken; use .clone() "
         "before torch.stack"
     )

@@ -41,7 +41,8 @@ def record_inplace(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if draft is not None:
         _become(tape, target, draft)
         return target
-    settle_whole(tape, root)
+    if settle_whole(tape, root):
+        old, root = _settled(tape, target)
     if not tape.watchful and (old._ref != root or root in views.viewed):
         tape.watch()  # before anything is recorded: references of what was left for later are others from here on
         old, root = _settled(tape, target)

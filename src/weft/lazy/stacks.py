@@ -28,21 +28,38 @@ from weft.lazy.value import ARITHMETIC, COMPARISONS, STEP, Value
 
 
 class _Rows:
-    """What a stack knows: its rows, the whole if it was made (of which rows), and whether rows were given out."""
+    """What a stack knows: its rows, the whole if it was made (of which rows), whether rows were given out, and its views."""
 
-    __slots__ = ("given_out", "of", "rows", "whole")
+    __slots__ = ("given_out", "of", "rows", "source", "views", "whole")
 
     def __init__(self, rows: list[Value], given_out: bool) -> None:
         self.rows, self.given_out = rows, given_out
         self.whole: Any = None
         self.of: list[int] = []
+        self.source: tuple[Stacked, _View] | None = None
+        """The stack that this one is a view of."""
+        self.views: list[_View] = []
+
+    def is_made_of(self, ref: int) -> bool:
+        """Whether this is the reference of the whole, or of that of a view."""
+        return (self.whole is not None and self.whole._ref == ref) or any(ref in view.wholes for view in self.views)
+
+
+class _View:
+    """A slice or columns of a stack, which is a stack itself: how it is taken of the whole, and what was made of its rows."""
+
+    __slots__ = ("stack", "take", "wholes")
+
+    def __init__(self, stack: Stacked, take: Callable[[Any], Any]) -> None:
+        self.stack, self.take = ref(stack), take
+        self.wholes: list[int] = []
 
 
 class GivenOut(NamedTuple):
     """A row that code has got from a stack, and when; its reference is that of what was stacked."""
 
     row: ReferenceType[Value]
-    stack: ReferenceType[Stacked]
+    stack: Callable[[], Stacked | None]
     when: int
     ref: int
 
@@ -79,6 +96,8 @@ class Stacked(Value):
         refs = [part._ref for part in known.rows]
         if known.whole is None or known.of != refs:
             known.whole, known.of = _whole(self._tape, known.rows, _getframe(1)), refs
+            if known.source is not None:
+                known.source[1].wholes.append(known.whole._ref)
         return known.whole
 
     def __iter__(self) -> Iterator[Any]:
@@ -92,11 +111,20 @@ class Stacked(Value):
             return self._given_out(self.parts[index])
         if isinstance(index, slice) and self.parts[index]:
             self._known.given_out = True
-            return Stacked(self._tape, self.parts[index], copies=False)
+            return self._viewed(Stacked(self._tape, self.parts[index], copies=False), lambda whole: whole[index])
         rest = index[1:] if isinstance(index, tuple) else ()
         if rest and index[0] in (slice(None), ...) and (index[0] != ... or rest == (None,)):
-            return self.mapped(lambda part: part[(..., *rest) if index[0] is ... else rest])
+            found = self.mapped(lambda part: part[(..., *rest) if index[0] is ... else rest])
+            return self._viewed(found, lambda whole: whole[index])
         return self._plain()[index]
+
+    def _viewed(self, found: Any, take: Callable[[Any], Any]) -> Any:
+        """What was found row by row, as a view; `take` gives it of the whole."""
+        if isinstance(found, Stacked):
+            view = _View(found, take)
+            found._known.source = self, view
+            self._known.views.append(view)
+        return found
 
     def mapped(self, fn: Callable[[Any], Any]) -> Any:
         """The stack of what any function gives for every row."""
@@ -119,28 +147,59 @@ class Stacked(Value):
         if known is None or known.row() is not part:
             if known is not None:
                 tape.gone.append(known)  # its views may be there still
-            tape.handed[id(part)] = GivenOut(ref(part), ref(self), tape.next, part._ref)
+            stack = ref(self) if self._known.source is None else lambda: self  # what it is a view of is needed still
+            tape.handed[id(part)] = GivenOut(ref(part), stack, tape.next, part._ref)
         return part
 
     def settle(self) -> None:
-        """Become a plain value, of which the rows that were given out are views."""
-        known, whole = self._known, self._plain()
-        self.__class__, self._ref, self._known = Value, whole._ref, None  # type: ignore[assignment]  # another class
-        if self._tape.values is not None:
-            self._tape.values.append(self)
+        """Become a plain value, of which the rows that were given out are views, or a view of one."""
+        source = self._known.source
+        if source is None:
+            self._become(self._plain())
+        else:
+            source[0].settle()
+
+    def _become(self, whole: Any) -> None:
+        tape, known = self._tape, self._known
         if known.given_out:
-            for at, part in enumerate(known.rows):
-                part._ref, part._known = self[at]._ref, _LINKED
+            for part in known.rows:
+                _check_handed(tape, part)
+        self.__class__, self._ref, self._known = Value, whole._ref, None  # type: ignore[assignment]  # another class
+        if tape.values is not None:
+            tape.values.append(self)
+        if known.given_out:
+            rows = _with_gradients(tape, lambda: [self[at] for at in range(len(known.rows))])
+            for part, row in zip(known.rows, rows, strict=True):
+                part._ref, part._known = row._ref, _LINKED
+        for view in known.views:
+            _follow(tape, self, view)
+
+
+def _follow(tape: Tape, whole: Value, view: _View) -> None:
+    """What was made of a view row by row is a view of the whole from now on."""
+    found, taken = view.stack(), _with_gradients(tape, lambda: view.take(whole))
+    tape.views.update(tape)
+    for made in view.wholes:
+        if tape.views.viewed.get(made):
+            tape.watch()
+            tape.views.moved[made] = taken
+    if isinstance(found, Stacked):
+        found._become(taken)
 
 
 def _whole(tape: Tape, rows: list[Value], frame: FrameType) -> Any:
-    """The rows as one value. The stack was made with gradients, so it has them, wherever it is needed first."""
+    """The rows as one value."""
+    return _with_gradients(tape, lambda: record(tape, torch.stack, (rows,), {}, frame))
+
+
+def _with_gradients(tape: Tape, make: Callable[[], Any]) -> Any:
+    """What is made of a stack. That was made with gradients, so it has them, wherever it is needed first."""
     if not tape.setting.detached:
-        return record(tape, torch.stack, (rows,), {}, frame)
+        return make()
     torch._C._set_grad_enabled(True)
     try:
         tape.set_context()
-        return record(tape, torch.stack, (rows,), {}, frame)
+        return make()
     finally:
         torch._C._set_grad_enabled(False)
         tape.set_context()
@@ -150,17 +209,19 @@ def settle_owner(tape: Tape, part: Value) -> None:
     """A row of a stack is written into: it is the row alone, and where the whole was made, that and its views follow."""
     found = _owner(tape, part)
     if found is not None:
-        if found._known.whole is not None:
+        known = found._known
+        if known.whole is not None or known.source is not None or known.views:
             found.settle()
         make_own(tape, part)
 
 
-def settle_whole(tape: Tape, root: int) -> None:
-    """A view of what was made of a stack as a whole is written into: from now on the stack is that whole."""
-    for entry in tape.stacks:
-        found = entry()
-        if isinstance(found, Stacked) and found._known.whole is not None and found._known.whole._ref == root:
+def settle_whole(tape: Tape, root: int) -> bool:
+    """A view of what was made of a stack as a whole is written into: from now on the stack is that whole. Is there one?"""
+    made = [found for entry in tape.stacks if isinstance(found := entry(), Stacked) and found._known.is_made_of(root)]
+    for found in made:
+        if isinstance(found, Stacked):  # still: it may be a view of one before
             found.settle()
+    return bool(made)
 
 
 def _owner(tape: Tape, part: Value) -> Stacked | None:
@@ -189,11 +250,15 @@ def make_own(tape: Tape, row: Value) -> None:
     """Give a row a reference of its own; until then it has that of the value that was stacked."""
     if getattr(row, "_known", None) is _LINKED:
         return
-    tape.views.update(tape)
-    entry = tape.handed.get(id(row))
-    if entry is not None and entry.row() is row:
-        _check_no_views(tape, entry)
+    _check_handed(tape, row)
     row._ref, row._known = row.clone()._ref, _LINKED
+
+
+def _check_handed(tape: Tape, row: Value) -> None:
+    entry = tape.handed.get(id(row))
+    if entry is not None and entry.row() is row and getattr(row, "_known", None) is not _LINKED:
+        tape.views.update(tape)
+        _check_no_views(tape, entry)
 
 
 def _check_no_views(tape: Tape, entry: GivenOut) -> None:
@@ -352,8 +417,20 @@ def _matmul(func: Any, x: Any, y: Any) -> Any:
     return NotImplemented
 
 
+def _mv(func: Any, x: Any, y: Any) -> Any:
+    if isinstance(y, Stacked) or not isinstance(y, Value | Tensor) or y.ndim != 1:
+        return NotImplemented
+    return _matmul(_Recorder(func.tape, torch.matmul, func.frame), x, y)
+
+
 def _unsqueeze(func: Any, x: Any, dim: Any) -> Any:
-    return x._each(func, -1) if is_long(x) and dim in (-1, x.ndim) else NotImplemented
+    if not is_long(x) or func.tape.setting.detached or dim not in (-1, x.ndim):
+        return NotImplemented
+    return x._viewed(x._each(func, -1), lambda whole: whole.unsqueeze(-1))
+
+
+def _detach(func: Any, x: Any) -> Any:
+    return x._viewed(x._each(func), lambda whole: whole.detach()) if is_long(x) else NotImplemented
 
 
 def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
@@ -361,7 +438,7 @@ def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 POINTWISE = (
-    "abs ceil celu clamp clamp_max clamp_min clone cos detach elu erf exp expm1 floor gelu hardtanh leaky_relu log log1p "
+    "abs ceil celu clamp clamp_max clamp_min clone cos elu erf exp expm1 floor gelu hardtanh leaky_relu log log1p "
     "logsigmoid mish neg reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin softplus softsign sqrt "
     "square tan tanh dropout"
 ).split()
@@ -374,8 +451,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "log_softmax": _log_softmax,
     "logsumexp": _logsumexp,
     "matmul": _matmul,
-    "mv": _matmul,
+    "mv": _mv,
     "unsqueeze": _unsqueeze,
+    "detach": _detach,
     "linear": _linear,
     **dict.fromkeys(POINTWISE, _pointwise),
     **dict.fromkeys(

@@ -108,9 +108,11 @@ class Views:
     def view(self, tape: Tape, ref: int) -> View | None:
         """How a reference is a view; None if it is not, or if nothing else is left of what it is a view of."""
         found = self.known.get(ref)
-        if found is None or found.base >= tape.floor or found.base in tape.results or found.base in self.moved:
+        if found is None or self._is_there(tape, found.base):
             return found
-        if tape.is_left(found.base):
+        if self.view(tape, found.base) is not None:  # a view itself, that nobody held when numbers were asked for
+            tape.watch()
+            self.moved[found.base] = self._taken(tape, found.base, self._latest(self.known[found.base].base))
             return found
         if self.viewed[found.base] > 1:
             raise TraceError(
@@ -118,6 +120,10 @@ class Views:
                 "other views of it; use .clone() first"
             )
         return None
+
+    def _is_there(self, tape: Tape, ref: int) -> bool:
+        """Whether there is something that a reference stands for, or will be."""
+        return ref >= tape.floor or ref in tape.results or ref in self.moved or tape.is_left(ref)
 
     def origin(self, ref: int) -> int:
         """What a reference is a view of, in the end, whether that is still there or not."""
