@@ -71,6 +71,33 @@ def test_it_is_recorded_again_every_now_and_then() -> None:
     assert recorded(positive, AGAIN + 3) == [True, *[False] * AGAIN, True, False]
 
 
+def test_what_draws_numbers_in_training_draws_the_same_whatever_was_called_before() -> None:
+    def masked(x: Tensor) -> Tensor:
+        return x[x > 0].sum()
+
+    def sized(x: Tensor) -> Tensor:
+        return x.sum()
+
+    class Dropping(nn.Module):
+        def __init__(self, last: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.drop, self.last = nn.Dropout(0.5), last
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.drop(self.drop(x).tanh()))
+
+    others = [torch.ones(n + 2) for n in range(9)]
+    for last, before in ((masked, list(X)), (sized, others)):
+        found = []
+        for calls in (0, 2):
+            model = Dropping(last).eval()
+            for _ in range(calls):
+                weft.batched(model)(before)
+            torch.manual_seed(0)
+            found.append(weft.batched(model.train())(X))
+        torch.testing.assert_close(*found)
+
+
 def test_whoever_asks_for_an_option_or_a_plan_gets_it() -> None:
     watched = Watched(positive)
     for _ in range(2):

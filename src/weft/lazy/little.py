@@ -14,7 +14,7 @@ Every now and then it is recorded again, since the next examples may be larger, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -37,22 +37,29 @@ AGAIN = 64
 
 def note(tape: Tape, examples: int, flushes: int) -> None:
     """Remember of a recording that is over whether there was too little in it."""
-    little: dict[bool, int] = tape.state.kept.setdefault("little", {})
+    little: dict[Hashable, int] = tape.state.kept.setdefault("little", {})
     calls = tape.next >> OUTPUT_BITS
     is_little = tape.has_shaped and calls <= FEW_CALLS[tape.ambient_grad] * examples * max(flushes, 1)
     is_little = is_little and all(map(_is_small, tape.state.fines))
     is_diverse = tape.is_diverse and not flushes and not any(op.random for op in tape.state.fines)
-    little[tape.ambient_grad] = AGAIN if is_little or is_diverse else 0
+    little[_mode(tape.state, tape.ambient_grad)] = AGAIN if is_little or is_diverse else 0
 
 
 def is_little(state: State) -> bool:
     """Whether the function is better not recorded."""
-    little: dict[bool, int] = state.kept.get("little", {})
-    grad = torch.is_grad_enabled()
-    left = little.get(grad, 0)
+    little: dict[Hashable, int] = state.kept.get("little", {})
+    if not any(little.values()):
+        return False
+    mode = _mode(state, torch.is_grad_enabled())
+    left = little.get(mode, 0)
     if left:
-        little[grad] = left - 1
+        little[mode] = left - 1
     return left > 0
+
+
+def _mode(state: State, grad: bool) -> Hashable:
+    """What was seen in one mode says nothing about others: in training there may be numbers to draw."""
+    return grad, *[module.training for module in state.surroundings().modules]
 
 
 def _is_small(op: Op) -> bool:
