@@ -128,3 +128,17 @@ def test_a_stack_that_is_made_without_gradients_has_none() -> None:
 
     weft.testing.assert_equivalent(fn, torch.arange(6.0).reshape(3, 2))
     assert not weft.batched(fn)(torch.arange(6.0).reshape(3, 2))[1].requires_grad
+
+
+def test_a_cell_whose_class_is_that_of_a_layer_sees_the_whole_stack() -> None:
+    class Attention(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).softmax(0)
+
+    cell, layer = weft.cell(Attention(3, 3).double()), weft.cell(nn.Linear(3, 3).double())
+
+    def fn(n: int, x: Tensor) -> Any:
+        stack = torch.stack([x * (i + 1) for i in range(n)])
+        return cell(stack).sum(0), layer(stack).sum(0)
+
+    assert_equals_loop(fn, [2, 9, 8], torch.randn(3, 3, dtype=torch.float64))

@@ -272,10 +272,12 @@ BY_ROW = (
     nn.Softplus,
 )
 """Layers that treat the rows of a stack alike."""
+_BY_ROW = frozenset(layer.forward for layer in BY_ROW)
 
 
 def _is_by_row(module: nn.Module) -> bool:
-    return isinstance(module, BY_ROW) and not getattr(module, "scale_grad_by_freq", False)  # which counts over all rows
+    own = "forward" in module.__dict__ or type(module).forward not in _BY_ROW  # what a cell's own code does is not known
+    return not own and not getattr(module, "scale_grad_by_freq", False)  # which counts over all rows
 
 
 def _carries_hooks(module: nn.Module) -> bool:
