@@ -20,7 +20,8 @@ from weft.lazy.inplace import DRAWING
 from weft.lazy.keeping import model_tensor, refuse_reading
 from weft.lazy.ops import RENORMALISES
 from weft.lazy.quick import short
-from weft.lazy.stacks import reduced, stack
+from weft.lazy.stackrules import reduced
+from weft.lazy.stacks import stack
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import ARITHMETIC, COMPARISONS, MISS, REFUSED, STEP, UNARY, Value
 

@@ -21,7 +21,7 @@ from weft.lazy.kinds import kind_of
 from weft.lazy.ops import RENORMALISES
 from weft.lazy.quick import Quick, quick_call, remember, short
 from weft.lazy.recurrent import is_recurrent, recurrent
-from weft.lazy.stacks import is_long
+from weft.lazy.stackrules import is_long
 from weft.lazy.state import Entry
 from weft.lazy.tape import Tape, active
 from weft.lazy.value import MISS, STEP, Value
