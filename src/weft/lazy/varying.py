@@ -7,6 +7,7 @@ them fed, wherever a tensor may stand for the number: in arithmetic, and in indi
 
 from __future__ import annotations
 
+from math import prod
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,8 @@ from weft.lazy.tape import Tape
 from weft.lazy.value import INTEGERS, Value, picked, row_of_model
 
 FEW = 3
+FEW_ROWS = 16
+"""Of a tensor of the model with no more rows each row is a kind of call: there cannot be many, and they are recorded faster."""
 _SMALL, _LARGE = 1e-37, 1e38
 """What float32 holds; others are no longer themselves when a tensor stands for them."""
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -107,6 +110,8 @@ def _fed_index(tape: Tape, func: Any, value: Any, index: Any, frame: FrameType) 
         return None
     kind = shape if isinstance(value, Tensor) else value._kind
     is_known = all(each.__class__ is int for each in numbers)
+    if is_known and isinstance(value, Tensor) and prod(sizes) <= FEW_ROWS:
+        return None
     return (numbers, lead) if not is_known or _varies(tape, func, kind, (lead, *numbers), frame) else None
 
 
