@@ -222,3 +222,16 @@ def test_large_layers_want_less_company(monkeypatch: pytest.MonkeyPatch) -> None
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0).eval()
         weft.batched(layer, stack=False)([torch.randn(length, 8) for length in range(2, 3 + FEW_SIZES) for _ in range(many)])
     assert seen == [True, False]
+
+
+def test_a_function_that_draws_after_all_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = recordings(monkeypatch)
+
+    def fn(x: Tensor) -> Tensor:
+        h = (x * 2).sum()
+        return nn.functional.dropout(h, 0.5) if len(x) > 50 else h
+
+    net, many = weft.batched(fn), [torch.ones(length) for length in range(1, 20)]
+    for given in (many, many, [*many, torch.ones(60)], many, many):
+        net(given)
+    assert seen == [True, True, True]  # the first, and those after numbers were drawn

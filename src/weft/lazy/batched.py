@@ -30,7 +30,7 @@ from weft.lazy.given import known_leaves
 from weft.lazy.gradients import are_trained, parameters_of
 from weft.lazy.kinds import Kind
 from weft.lazy.leftover import everything
-from weft.lazy.little import is_little, note, own_examples
+from weft.lazy.little import is_little, note, noticing_draws, own_examples
 from weft.lazy.nests import Structure
 from weft.lazy.patches import UndoRecording
 from weft.lazy.pools import Part, found_rows, taken
@@ -91,7 +91,8 @@ class Batched:
         if active.tape is not None and not active.tape.paused:
             return self._nested(active.tape, count, items, kwargs, key)
         if count and self._is_little():
-            return self._one_by_one(count, items, kwargs, key, own_examples)
+            with noticing_draws(self.state):
+                return self._one_by_one(count, items, kwargs, key, own_examples)
         device = device_of(self.fn, items, count)
         if not count:
             return empty(self.state, key, device)

@@ -14,7 +14,8 @@ Every now and then it is recorded again, since the next examples may be larger, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,7 +43,17 @@ def note(tape: Tape, examples: int, flushes: int) -> None:
     is_little = tape.has_shaped and calls <= FEW_CALLS[tape.ambient_grad] * examples * max(flushes, 1)
     is_little = is_little and all(map(_is_small, tape.state.fines))
     is_diverse = tape.is_diverse and not flushes and not any(op.random for op in tape.state.fines)
-    little[_mode(tape.state, tape.ambient_grad)] = AGAIN if is_little or is_diverse else 0
+    may = not tape.state.kept.get("draws") and (is_little or is_diverse)
+    little[_mode(tape.state, tape.ambient_grad)] = AGAIN if may else 0
+
+
+@contextmanager
+def noticing_draws(state: State) -> Iterator[None]:
+    """Of a call as it is written: whether it draws numbers after all, on a way that no recording took; then it is the last."""
+    before = torch.get_rng_state()
+    yield
+    if not torch.equal(before, torch.get_rng_state()):
+        state.kept["draws"], state.kept["little"] = True, {}
 
 
 def is_little(state: State) -> bool:
