@@ -41,16 +41,16 @@ def written(tape: Tape, target: Value, index: Any, number: Any) -> Value | None:
         return None
     is_used = ref in tape.arguments[since:]
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        if draft is None:
-            tensor = None if is_used else _made(tape, ref)
+        if draft is not None and not is_used:
+            rows, found = draft.rows, target
         else:
-            tensor = draft.rows.row(0).clone() if is_used else draft.rows.row(0)
-        if tensor is None:
-            return None
-        rows = draft.rows if draft is not None and not is_used else GivenRows(tensor.unsqueeze(0), [tensor])
-        tensor[index] = number
+            tensor = draft.rows.row(0).clone() if draft is not None else None if is_used else _made(tape, ref)
+            if tensor is None:
+                return None
+            rows = GivenRows(tensor.unsqueeze(0), [tensor])
+            found = tape.given(rows, 0)
+        rows.row(0)[index] = number
         rows.version = version_of(rows.rows)
-    found = target if draft is not None and rows is draft.rows else tape.given(rows, 0)
     tape.views.drafts[found._ref] = Draft(rows, len(tape.arguments))
     return found
 

@@ -84,14 +84,11 @@ def _called_on_data(tape: Tape, module: nn.Module, tensor: Tensor, frame: FrameT
     with torch._C.DisableTorchFunction():  # our own mode would see every attribute that is read here
         kind = kind_of(tensor.shape, tensor.dtype)
         entry = tape.fast.get((module, module.training, Tensor, kind, id(frame.f_code), frame.f_lasti))
-        if entry is None or tape.state.place_of(tensor) is not None:
-            entry = None
-        else:
+        if entry is not None and tape.state.place_of(tensor) is None:
             feeds: list[Any] = []
             feed(tape, tensor, [], feeds)
-    if entry is None:
-        return called_module(tape, module, (tensor,), {}, frame)
-    return tape.make(tape, tape.emitted(entry[0], [], feeds), entry[1])
+            return tape.make(tape, tape.emitted(entry[0], [], feeds), entry[1])
+    return called_module(tape, module, (tensor,), {}, frame)
 
 
 def called_module(tape: Tape, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:

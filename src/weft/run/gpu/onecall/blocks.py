@@ -71,6 +71,11 @@ class Block:
     def contiguous_(self) -> bool:
         return same(self.strides, strides_of(self.shape))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of some fresh memory."""
+        return same((self.numel(), self.offset), (self.storage.count or 0, 0))
+
     def numel(self) -> Size:
         return prod(self.shape)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.run.gpu.onecall.blocks import Block, Storage, same
+from weft.run.gpu.onecall.blocks import Block, Storage
 from weft.run.gpu.onecall.operations import Copy, Fill, Launch, Operation, Product, Turns, storages_of
 
 
@@ -23,8 +23,7 @@ def without_copies(operations: Sequence[Operation], results: Sequence[Storage]) 
 
 def _spare(operations: list[Operation], copy: Copy, results: Sequence[Storage]) -> None:
     made, place = copy.one, copy.out
-    whole = same((made.numel(), made.offset), (made.storage.count or 0, 0))
-    if not whole or made.storage.count is None or place.storage.count is None or made.storage in results:
+    if not made.is_whole or made.storage.count is None or place.storage.count is None or made.storage in results:
         return
     end = operations.index(copy)
     users = [at for at, one in enumerate(operations) if one is not copy and made.storage in storages_of(one)]

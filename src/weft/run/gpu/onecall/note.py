@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.run.gpu.onecall.blocks import Block, Storage, same
+from weft.run.gpu.onecall.blocks import Block, Storage
 from weft.run.gpu.onecall.copies import without_copies
 from weft.run.gpu.onecall.joining import in_fewer_launches
 from weft.run.gpu.onecall.kept import Kept
@@ -101,7 +101,7 @@ def note(recipe: Recipe, before: Noted | None, facts: Sequence[Any], given: Give
         storage = block.storage
         if storage.count is None:
             raise NotLowered("a result that is given")
-        brought.setdefault(storage, block.shape if _whole(block) else storage.sizes)
+        brought.setdefault(storage, block.shape if block.is_whole else storage.sizes)
     kinds = {f"f{at}": _kind(one) for at, one in enumerate(numbers)}
     spent = _spent(before, saved)
     operations = without_copies(added_up(recorder.operations, [*brought]), [*brought])
@@ -154,13 +154,9 @@ def kept_whole(results: Any) -> dict[int, Storage]:
     seen = {block.storage for block in flat(outputs)}
     found: dict[int, Storage] = {}
     for at, block in enumerate(kept):
-        if _whole(block) and block.storage not in seen and block.storage not in found.values():
+        if block.is_whole and block.storage not in seen and block.storage not in found.values():
             found[at] = block.storage
     return found
-
-
-def _whole(block: Block) -> bool:
-    return same((block.numel(), block.offset), (block.storage.count or 0, 0))
 
 
 def _kind(fact: Any) -> type:

@@ -245,8 +245,8 @@ class Recorder:
         if isinstance(item, FunctionType) and item.__code__.co_filename.startswith("weft_"):
             return lambda *arguments: self.run(item, arguments)
         if isinstance(item, Tensor):
-            known_there = item.device == self.device and item.is_contiguous()
-            return self.constant(item) if known_there else _Unknown("a constant elsewhere, or strided")
+            fits = item.device == self.device and item.is_contiguous()
+            return self.constant(item) if fits else _Unknown("a constant elsewhere, or strided")
         return _Unknown(getattr(item, "__name__", name)) if callable(item) else item
 
 

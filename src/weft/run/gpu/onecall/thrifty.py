@@ -18,7 +18,7 @@ from functools import reduce
 from operator import or_
 
 from weft.run.gpu import rowcopy
-from weft.run.gpu.onecall.blocks import Block, Storage, same
+from weft.run.gpu.onecall.blocks import Block, Storage
 from weft.run.gpu.onecall.operations import Launch, Operation, Product, storages_of
 from weft.run.gpu.onecall.placing import Placed, Spare, bytes_of_room
 
@@ -78,8 +78,7 @@ def _add_up(operations: list[Operation], launch: Launch, results: Sequence[Stora
             return  # one product, added to itself
         users = [one for one in operations if one is not launch and part.storage in storages_of(one)]
         made = [one for one in users if isinstance(one, Product) and one.out.storage is part.storage]
-        whole = same((part.numel(), part.offset), (part.storage.count or 0, 0))
-        if part.storage in results or not made or len(made) < len(users) or not whole:
+        if part.storage in results or not made or len(made) < len(users) or not part.is_whole:
             return
         products += made
     for at, product in enumerate(sorted(products, key=operations.index)):
